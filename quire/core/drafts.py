@@ -131,6 +131,7 @@ class SpeculatedStep:
         seconds: that the step took to compute and sample.
         proposing_s: that drafting took besides: proposing, choosing and reserving for this step, and what a proposer on
             the worker took for the next one.
+        is_capture: it took longer than later ones like it, as it was captured.
     """
 
     load: StepLoad
@@ -139,6 +140,7 @@ class SpeculatedStep:
     accepted: np.ndarray
     seconds: float
     proposing_s: float
+    is_capture: bool = False
 
 
 class DraftController(Protocol):
@@ -152,6 +154,15 @@ class DraftController(Protocol):
             num_other_tokens: tokens of prompts in the step.
             max_seq_len: tokens of the longest of those rows.
         """
+
+    def num_watched(self) -> int:
+        """Of the plain step just asked about: most drafts of some rows that are to be looked at, 0 = none.
+
+        They are proposed and not verified; `observe` is called when it is known what would have become of them.
+        """
+
+    def observe(self, load: StepLoad, proposals: Proposals, accepted: np.ndarray) -> None:
+        """[num_rows] of each row of a look at a step of this load, how many drafts would have stood."""
 
     def num_skipped(self) -> int:
         """Steps behind the one just asked about that are plain, too; not asked about if they have as many tokens."""

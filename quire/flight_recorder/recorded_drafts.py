@@ -54,6 +54,13 @@ class RecordedDrafts:
         """As `DraftController.most_tokens`."""
         return MAX_TOKENS
 
+    def num_watched(self) -> int:
+        """As `DraftController.num_watched`."""
+        return 0
+
+    def observe(self, load: StepLoad, proposals: Proposals, accepted: np.ndarray) -> None:
+        """As `DraftController.observe`."""
+
     def num_skipped(self) -> int:
         """As `DraftController.num_skipped`."""
         return 0

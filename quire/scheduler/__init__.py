@@ -2,7 +2,8 @@
 
 Read `scheduler` first, then `step_plan`, `admission` and `request_table`. Modules by topic:
 
-    a step            scheduler, step, step_plan, budget, step_costs, running, update, stop, in_flight, outbox, drafts
+    a step            scheduler, step, step_plan, budget, step_costs, running, update, stop, in_flight, outbox, drafts,
+                      draft_looks
     requests          request_table, request_queue, unfinished, validation, deadlines, limits
     admission         admission, candidate, waiting
     order of service  scheduling_policy, policy, fair_order, virtual_counters, tenant_turns

@@ -26,6 +26,7 @@ from quire.core.engine_messages import EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import DraftTokens, SchedulerOutput
 from quire.kv_cache.manager import KVCacheManager
+from quire.scheduler.draft_looks import MOST_ROWS, DraftLooks
 from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.step_plan import StepPlan
 
@@ -39,12 +40,14 @@ class _Drafted:
 
     Attributes:
         rows: [num_rows] intp; those of `proposals`.
+        planned_s: when it was planned, on the clock of this module.
     """
 
     load: StepLoad
     rows: np.ndarray
     proposals: Proposals | None = None
     proposing_s: float = 0.0
+    planned_s: float = 0.0
 
 
 class Drafts:
@@ -73,6 +76,12 @@ class Drafts:
         self._record = None if controller is None else controller.record
         self._num_skipped = None if controller is None else controller.num_skipped
         self._record_skipped = None if controller is None else controller.record_skipped
+        self._num_watched = None if controller is None else controller.num_watched
+        looks = None
+        if proposer is not None and controller is not None:
+            looks = DraftLooks(table, proposer.propose, controller.observe)
+        self._look = None if looks is None else looks.look
+        self._settle_looks = None if looks is None else looks.settle
         self._table = table
         self._kv = kv
         self._clock = clock
@@ -111,22 +120,38 @@ class Drafts:
         )  # fmt: skip
         drafted = self._drafted[number] = _Drafted(load, _NO_ROWS)
         most = load.num_left
+        start = self._clock()
         if self._most_tokens is not None and most:
             most = min(most, self._ask_controller(self._most_tokens, load))
-        if most > 0:
-            start = self._clock()
+        is_asked = most > 0
+        if is_asked:
             self._ask(self._propose, drafted, decoding, most)
             self._reserve(plan, drafted)
-            drafted.proposing_s = self._clock() - start
+        elif self._num_watched is not None and load.num_left:
+            is_asked = self._watch(load, decoding, self._num_watched())
+        drafted.planned_s = self._clock()
+        drafted.proposing_s = drafted.planned_s - start if is_asked else 0.0
 
     def _ask_controller(self, most_tokens: Callable[[int, int, int], int], load: StepLoad) -> int:
         assert self._num_skipped is not None and self._record_skipped is not None, "there is a controller"
+        assert self._settle_looks is not None, "there is a controller"
         if self._num_taken:
             self._record_skipped(self._num_taken, self._taken_s)
             self._num_taken, self._taken_s = 0, 0.0
+        self._settle_looks()
         most = most_tokens(load.num_decoding, load.num_other_tokens, load.max_seq_len)
         self._num_to_skip, self._num_tokens_skipped = self._num_skipped(), load.num_decoding + load.num_other_tokens
         return most
+
+    def _watch(self, load: StepLoad, decoding: np.ndarray, most: int) -> bool:
+        """A plain step: look at drafts of some of its rows, if any are wanted."""
+        assert self._look is not None, "there is a controller"
+        asked = None if not most else self._rows_to_ask(decoding[:MOST_ROWS], most)
+        if asked is None:
+            return False
+        if not self._look(load, asked):
+            self._num_to_skip = 0
+        return True
 
     def _decoding(self, plan: StepPlan, rows: np.ndarray) -> np.ndarray:
         """Rows that decode, and whose newest token is known."""
@@ -136,17 +161,22 @@ class Drafts:
         decoding: np.ndarray = rows[decodes]
         return decoding[[not plan.is_new(row) for row in decoding.tolist()]]
 
-    def _ask(self, propose: Callable[[DraftRows], Proposals], drafted: _Drafted, rows: np.ndarray, most: int) -> None:
+    def _rows_to_ask(self, rows: np.ndarray, most: int) -> DraftRows | None:
+        """Those of `rows` of which drafts may stand; None = of none."""
         table = self._table
         num_tokens = table.num_tokens[rows]
         max_tokens = np.minimum(most, table.max_total_tokens[rows] - num_tokens - 1)  # a token is sampled after drafts
-        rows, num_tokens, max_tokens = (of[max_tokens > 0] for of in (rows, num_tokens, max_tokens))
+        if (max_tokens < 1).any():
+            rows, num_tokens, max_tokens = (of[max_tokens > 0] for of in (rows, num_tokens, max_tokens))
         if not len(rows):
-            return
-        drafted.rows = rows
-        drafted.proposals = propose(
-            DraftRows(rows, table.handle[rows], num_tokens, max_tokens.astype(np.int32), table.token_ids)
-        )
+            return None
+        return DraftRows(rows, table.handle[rows], num_tokens, max_tokens.astype(np.int32), table.token_ids)
+
+    def _ask(self, propose: Callable[[DraftRows], Proposals], drafted: _Drafted, rows: np.ndarray, most: int) -> None:
+        asked = self._rows_to_ask(rows, most)
+        if asked is not None:
+            drafted.rows = asked.rows
+            drafted.proposals = propose(asked)
 
     def _reserve(self, plan: StepPlan, drafted: _Drafted) -> None:
         """Plan the drafts that are chosen, as far as tokens and blocks are left."""
@@ -194,11 +224,17 @@ class Drafts:
         if scheduled.step not in self._drafted:
             return
         drafted = self._drafted.pop(scheduled.step)
-        if self._record is None or seconds is None:
+        if self._record is None:
             return
         if drafted is None:
-            self._num_taken += 1
-            self._taken_s += seconds
+            if seconds is not None:
+                self._num_taken += 1
+                self._taken_s += seconds
+            return
+        is_capture = seconds is None and output.is_capture
+        if is_capture:
+            seconds = self._clock() - drafted.planned_s
+        if seconds is None:
             return
         kept = accepted = np.zeros(len(drafted.rows), dtype=np.int32)
         if scheduled.drafts is not None:
@@ -207,6 +243,7 @@ class Drafts:
             SpeculatedStep(
                 load=drafted.load, proposals=drafted.proposals, kept=kept, accepted=accepted,
                 seconds=seconds - output.drafting_s, proposing_s=drafted.proposing_s + output.drafting_s,
+                is_capture=is_capture,
             )
         )  # fmt: skip
 

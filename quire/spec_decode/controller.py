@@ -7,22 +7,31 @@ in. Owns a cost table of this machine, what became of earlier drafts, and the gu
     choose(load, proposals)                     chances of the drafts, cost of the step -> the best budget, perhaps 0
     record(step)                                seconds and accepted drafts: all three learn from them
 
+Of a class that is closed only some steps are asked about; in these drafts are looked at and not verified:
+
+    num_watched()                               drafts of a few rows to look at
+    observe(load, proposals, accepted)          later: those that would have stood
+    num_skipped()                               plain steps until it is asked again
+
 What is decided follows from what was recorded alone; no clock is read and nothing is drawn.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
 from quire.core.drafts import Proposals, SpeculatedStep, StepLoad
 from quire.core.speculation_stats import BucketStats, ControllerStats, Reason
 from quire.spec_decode.cost_table import CostTable
-from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts
+from quire.spec_decode.draft_budget import best_budget, common_budgets, counts_of, rank_drafts, rank_few
+from quire.spec_decode.draft_watch import MAX_INTERVAL, PLANNING_S, DraftWatch
 from quire.spec_decode.guard import Arm, DraftGuard
 from quire.spec_decode.load import LoadBucket, bucket_of
-from quire.spec_decode.survival import Survival
+from quire.spec_decode.survival import FEW, Survival
 
-# Most drafts of a row that are asked for at first; as many again where all of them were worth verifying.
+# Most drafts of a row that are asked for at first; as many again where most of them stood.
 FIRST_DEPTH = 4
 # Steps in which no draft was worth it after which a few are verified anyway, as what was learned may be out of date.
 PROBE_INTERVAL = 32
@@ -30,10 +39,9 @@ PROBE_INTERVAL = 32
 PROBED_SHARE = 8
 # Of so many steps with drafts one may have a draft less or more than is best, to learn what that costs.
 VARY_INTERVAL = 16
-# Of a class that is closed, one step of so many is asked about.
-CLOSED_INTERVAL = 16
-# Weight of the newest of a proposer's durations.
+# Weight of the newest of many of a proposer's durations; one counts for so many times what is usual at most.
 PROPOSING_SHARE = 1 / 16
+MOST_TIMES_PROPOSING = 4.0
 
 
 class SpeculationController:
@@ -45,33 +53,64 @@ class SpeculationController:
 
     def __init__(self, most_drafts: int = 32) -> None:
         self._most_drafts = most_drafts
+        self._first_depth = min(FIRST_DEPTH, most_drafts)
         self._costs = CostTable()
         self._survival = Survival()
         self._guard = DraftGuard()
+        self._watches: dict[LoadBucket, DraftWatch] = {}
+        self._watch = DraftWatch()
         self._depths: dict[LoadBucket, int] = {}
-        self._proposing_s: dict[LoadBucket, float] = {}
-        self._asked = 0
+        self._proposing: dict[LoadBucket, tuple[int, float]] = {}
+        self._asked = self._num_watched = self._num_to_skip = 0
+        self._next_look_s = 0.0
         self._num_gainless = 0
         self._num_drafted = 0
         self._num_proposed = 0
         self._total_proposing_s = 0.0
-        self._is_probe = self._is_closed = False
+        self._is_probe = False
         self._reasons = dict.fromkeys(Reason, 0)
 
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain."""
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
-        arm = self._guard.next_arm(bucket)
-        self._is_closed = arm is Arm.CLOSED
+        self._watch = watch = self._watches.get(bucket) or self._enter(bucket)
+        arm = self._guard.next_arm(bucket, is_promised=watch.is_promising, may_try=watch.may_try)
+        self._num_watched = self._num_to_skip = 0
         if arm is Arm.OPEN:
-            self._asked = self._depths.get(bucket, min(FIRST_DEPTH, self._most_drafts))
+            self._asked = self._depths.get(bucket, self._first_depth)
             return self._asked
-        self._reasons[Reason.CLOSED if arm is Arm.CLOSED else Reason.CONTROL] += 1
+        if arm is Arm.CONTROL:
+            self._reasons[Reason.CONTROL] += 1
+            return 0
+        self._reasons[Reason.CLOSED] += 1
+        if self._costs.is_measured(bucket):
+            step_s = self._costs.plain_seconds(bucket, num_rows, num_other_tokens)
+            self._pause(step_s)
         return 0
 
+    def _pause(self, step_s: float) -> None:
+        """A step of a class that is closed: whether drafts are looked at, and when it is asked about next."""
+        busy_s = self._guard.busy_s
+        if busy_s >= self._next_look_s:
+            self._num_watched = self._first_depth
+            self._next_look_s = busy_s + self._watch.pause_s(step_s, may_hurry=False)  # anew when it was recorded
+            self._num_to_skip = self._first_depth - 1  # then it is known what came
+        else:
+            self._num_to_skip = min(int((self._next_look_s - busy_s) / step_s), MAX_INTERVAL)
+
+    def _enter(self, bucket: LoadBucket) -> DraftWatch:
+        """A class that is new begins with what is known of the one before it."""
+        self._depths[bucket] = self._first_depth
+        watch = self._watches[bucket] = dataclasses.replace(self._watch)
+        return watch
+
+    def num_watched(self) -> int:
+        """Of a class that is closed: drafts of a row to look at."""
+        return self._num_watched
+
     def num_skipped(self) -> int:
-        """Of a class that is closed, all steps but one in CLOSED_INTERVAL: plain steps are to cost nothing."""
-        return CLOSED_INTERVAL - 1 if self._is_closed else 0
+        """Of a class that is closed, nearly all steps: plain steps are to cost nothing."""
+        return self._num_to_skip
 
     def record_skipped(self, num_steps: int, seconds: float) -> None:
         """As `DraftController`."""
@@ -86,32 +125,50 @@ class SpeculationController:
             return np.zeros(len(counts), dtype=np.int32)
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
         most = min(most, max(FIRST_DEPTH, len(counts), 2 * self._costs.most_tried(bucket)))
-        chances = self._survival.chances(proposals)
-        ranked = rank_drafts(chances)[:most]
-        seconds = self._costs.decode_seconds(bucket, load.num_decoding, most) + self._proposing_s.get(bucket, 0.0)
-        best = best_budget(chances[ranked], load.num_decoding, seconds)
-        number = self._vary(bucket, best.num_drafts, most) if best.num_drafts else self._probe(len(counts), most)
-        kept = counts_of(ranked[:number], counts)
+        chances, ranked = self._ranked(proposals)
+        numbers = common_budgets(load.num_decoding, most)
+        best = best_budget(chances, load.num_decoding, numbers, self._seconds(bucket, load.num_decoding, numbers))
         if best.num_drafts:
-            self._deepen(bucket, int(kept.max()))
-        return kept
+            number = self._vary(bucket, best.num_drafts, numbers)
+        else:
+            number = self._probe(len(counts), numbers)
+        return counts_of(ranked[:number], counts)
 
-    def _deepen(self, bucket: LoadBucket, longest: int) -> None:
-        """Ask for twice as many where the most that were asked for were worth it, and for fewer bit by bit."""
-        depth = max(FIRST_DEPTH, 2 * longest if longest >= self._asked else self._asked - 1)
-        self._depths[bucket] = min(depth, self._most_drafts)
+    def _ranked(self, proposals: Proposals) -> tuple[np.ndarray | list[float], np.ndarray | list[int]]:
+        """The chances of all drafts, the largest first, and which drafts they are of."""
+        if len(proposals.token_ids) <= FEW:
+            few = self._survival.chances_of_few(proposals)
+            if len(proposals.counts) == 1:
+                return few, list(range(len(few)))
+            order = rank_few(few)
+            return [few[number] for number in order], order
+        chances = self._survival.chances(proposals)
+        ranked = rank_drafts(chances)
+        return chances[ranked], ranked
 
-    def _vary(self, bucket: LoadBucket, best: int, most: int) -> int:
-        """Now and then one draft less or more, where it is not known what that costs: costs may have steps."""
+    def _seconds(self, bucket: LoadBucket, num_decoding: int, numbers: tuple[int, ...]) -> list[float]:
+        """Of a step without drafts, and of steps with each of these numbers, the proposer's included."""
+        seconds = self._costs.decode_seconds(bucket, num_decoding, numbers)
+        proposing_s = self._proposing_s(bucket)
+        return [of_step + proposing_s for of_step in seconds]
+
+    def _proposing_s(self, bucket: LoadBucket) -> float:
+        """What proposing takes for a step."""
+        known = self._proposing.get(bucket)
+        return self._watches[bucket].look_s - PLANNING_S if known is None else known[1]
+
+    def _vary(self, bucket: LoadBucket, best: int, numbers: tuple[int, ...]) -> int:
+        """Now and then some drafts less or more, where it is not known what that costs: costs may have steps."""
         self._num_gainless = 0
         self._num_drafted += 1
         self._reasons[Reason.DRAFTED] += 1
         if self._num_drafted % VARY_INTERVAL:
             return best
-        untried = [n for n in (best - 1, best + 1) if 0 < n <= most and not self._costs.is_tried(bucket, n)]
-        return untried[0] if untried else best
+        at = numbers.index(best)
+        near = numbers[max(0, at - 1) : at + 2]
+        return next((number for number in near if not self._costs.is_tried(bucket, number)), best)
 
-    def _probe(self, num_rows: int, most: int) -> int:
+    def _probe(self, num_rows: int, numbers: tuple[int, ...]) -> int:
         """No draft is worth it; now and then a few all the same."""
         self._num_gainless += 1
         if self._num_gainless < PROBE_INTERVAL or not self._guard.may_spend():
@@ -119,7 +176,29 @@ class SpeculationController:
             return 0
         self._num_gainless, self._is_probe = 0, True
         self._reasons[Reason.PROBE] += 1
-        return min(most, 1 + num_rows // PROBED_SHARE)
+        wanted = 1 + num_rows // PROBED_SHARE
+        return next((number for number in numbers if number >= wanted), numbers[-1])
+
+    def observe(self, load: StepLoad, proposals: Proposals, accepted: np.ndarray) -> None:
+        """Learn from drafts that were looked at: [n] of each row those that would have stood."""
+        bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
+        watch = self._watches.get(bucket) or self._enter(bucket)
+        # What a few rows show holds for all.
+        scale = max(1, load.num_decoding // max(1, len(proposals.counts)))
+        plain_s, _ = seconds = self._costs.decode_seconds(bucket, load.num_decoding, (1,))
+        number, num_right = 0, 0
+        if len(proposals.token_ids):
+            chances, ranked = self._ranked(proposals)
+            budgets = common_budgets(load.num_decoding, scale * len(proposals.token_ids))
+            expected = np.repeat(chances, scale)
+            best = best_budget(expected, load.num_decoding, budgets, self._seconds(bucket, load.num_decoding, budgets))
+            number = best.num_drafts
+            kept = counts_of(ranked[: -(-number // scale)], proposals.counts)
+            num_right = scale * int(np.minimum(kept, accepted).sum())
+            self._survival.record(proposals, proposals.counts, accepted)
+        if number:
+            seconds = self._costs.decode_seconds(bucket, load.num_decoding, (number,))
+        watch.observe(plain_s * (1 + num_right / load.num_decoding), seconds[bool(number)] + self._proposing_s(bucket))
 
     def record(self, step: SpeculatedStep) -> None:
         """Learn from a step that was taken in."""
@@ -127,21 +206,53 @@ class SpeculationController:
         self._num_proposed += 0 if step.proposals is None else len(step.proposals.token_ids)
         self._total_proposing_s += step.proposing_s
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
-        seconds, is_open = step.seconds + step.proposing_s, step.proposals is not None
-        if not is_open and self._guard.passes(bucket, seconds):
+        if step.proposals is None:
+            self._record_plain(bucket, step)
             return
-        self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
+        seconds = step.seconds + step.proposing_s
         plain_s = self._costs.plain_seconds(bucket, load.num_decoding, load.num_other_tokens)
-        plain_s += int(step.accepted.sum()) * self._costs.token_seconds(bucket, load.num_decoding)
-        self._guard.record(bucket, is_open, plain_s, seconds, self._is_probe)
+        if step.is_capture:
+            self._guard.record_capture(bucket, plain_s, seconds)
+        else:
+            self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
+            plain_s += int(step.accepted.sum()) * self._costs.token_seconds(bucket, load.num_decoding)
+            self._guard.record(bucket, True, plain_s, seconds, self._is_probe)
+            self._note_proposing(bucket, step.proposing_s)
         self._is_probe = False
-        if step.proposals is not None:
-            known_s = self._proposing_s.get(bucket, step.proposing_s)
-            self._proposing_s[bucket] = known_s + PROPOSING_SHARE * (step.proposing_s - known_s)
-            if num_drafts:
-                self._survival.record(step.proposals, step.kept, step.accepted)
-            elif not len(step.proposals.token_ids):
-                self._reasons[Reason.NO_PROPOSALS] += 1
+        if num_drafts:
+            self._survival.record(step.proposals, step.kept, step.accepted)
+            self._deepen(bucket, int(step.accepted.max()))
+        elif not len(step.proposals.token_ids):
+            self._reasons[Reason.NO_PROPOSALS] += 1
+        guarded = self._guard.buckets[bucket]
+        if guarded.is_closed:
+            self._watches[bucket].disappoint(guarded.ratio)
+            self._depths[bucket] = self._first_depth
+
+    def _record_plain(self, bucket: LoadBucket, step: SpeculatedStep) -> None:
+        """A step for which nothing was asked, or in which drafts were looked at."""
+        load = step.load
+        plain_s = self._costs.plain_seconds(bucket, load.num_decoding, load.num_other_tokens)
+        if step.proposing_s:
+            self._guard.pass_time(step.proposing_s)
+            self._watch.note_time(step.proposing_s)
+            pause_s = self._watch.pause_s(plain_s, may_hurry=self._guard.may_trust(bucket))
+            self._next_look_s = self._guard.busy_s + pause_s
+        if step.is_capture or self._guard.passes(bucket, step.seconds):
+            return
+        self._costs.record(bucket, load.num_decoding, load.num_other_tokens, 0, step.seconds)
+        plain_s = self._costs.plain_seconds(bucket, load.num_decoding, load.num_other_tokens)
+        self._guard.record(bucket, False, plain_s, step.seconds, is_probe=False)
+
+    def _note_proposing(self, bucket: LoadBucket, seconds: float) -> None:
+        count, known_s = self._proposing.get(bucket, (0, seconds))
+        bounded_s = min(seconds, MOST_TIMES_PROPOSING * known_s)
+        self._proposing[bucket] = count + 1, known_s + max(PROPOSING_SHARE, 1 / (count + 1)) * (bounded_s - known_s)
+
+    def _deepen(self, bucket: LoadBucket, most_accepted: int) -> None:
+        """Ask for twice as many where most of those that were asked for stood, and for fewer bit by bit."""
+        depth = 2 * self._asked if 4 * most_accepted >= 3 * self._asked else self._asked - 1
+        self._depths[bucket] = min(max(depth, self._first_depth), self._most_drafts)
 
     def stats(self) -> ControllerStats:
         """What was decided since the engine started."""

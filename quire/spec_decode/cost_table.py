@@ -9,6 +9,8 @@ drafts cost beside their tokens (several rounds of sampling, longer messages). N
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -98,36 +100,29 @@ class DraftsCurve:
     def __init__(self) -> None:
         self._measured: dict[int, float] = {}
         self._counts: dict[int, int] = {}
-        self._numbers, self._shares = np.zeros(1), np.zeros(1)
+        self._numbers, self._shares = [0], [0.0]
 
     @property
     def most_measured(self) -> int:
         """Largest number of drafts that was measured; 0 = none."""
-        return int(self._numbers[-1])
+        return self._numbers[-1]
 
     def is_measured(self, num_drafts: int) -> bool:
         """Whether this number was, or one that is near."""
         return _knot_below(num_drafts) in self._measured
 
-    def at(self, most_drafts: int, prior_share: float) -> np.ndarray:
-        """[most_drafts + 1] shares for 0, 1, ... drafts; `prior_share` for each while nothing was measured."""
-        drafts = np.arange(most_drafts + 1, dtype=np.float64)
-        last = self._numbers[-1]
-        if not last:
-            return prior_share * drafts
-        shares: np.ndarray = np.interp(drafts, self._numbers, self._shares)
-        if most_drafts > last:
-            shares[int(last) + 1 :] = self._shares[-1] / last * drafts[int(last) + 1 :]
-        return shares
-
     def value(self, num_drafts: int, prior_share: float) -> float:
-        """`at` for one number of drafts, at least 1."""
-        last = float(self._numbers[-1])
+        """The share of so many drafts, at least 1; `prior_share` for each while nothing was measured."""
+        numbers, shares = self._numbers, self._shares
+        last = numbers[-1]
         if not last:
             return prior_share * num_drafts
-        if num_drafts > last:
-            return float(self._shares[-1]) / last * num_drafts
-        return float(np.interp(num_drafts, self._numbers, self._shares))
+        if num_drafts >= last:
+            return shares[-1] / last * num_drafts
+        high = bisect_right(numbers, num_drafts)
+        low = high - 1
+        share = (num_drafts - numbers[low]) / (numbers[high] - numbers[low])
+        return shares[low] + share * (shares[high] - shares[low])
 
     def observe(self, num_drafts: int, share: float) -> None:
         """Take in a measurement: an exponential mean of those of the same number, or one that is near."""
@@ -139,8 +134,8 @@ class DraftsCurve:
         self._measured[knot] = known + max(1 / (count + 1), NEWEST_SHARE) * (bounded - known)
         self._counts[knot] = count + 1
         numbers = sorted(self._measured)
-        self._numbers = np.array([0, *numbers], dtype=np.float64)
-        self._shares = np.maximum.accumulate([0.0, *(self._measured[number] for number in numbers)])
+        self._numbers = [0, *numbers]
+        self._shares = list(accumulate((self._measured[number] for number in numbers), max, initial=0.0))
 
     def successor(self) -> DraftsCurve:
         """A curve for a similar load, which starts from this one and soon is what is measured there."""
@@ -184,10 +179,15 @@ class CostTable:
         """Seconds that plain decoding takes for one token of `num_decoding` rows, prompts aside."""
         return self._plain_curve(bucket).value(num_decoding) / num_decoding
 
-    def decode_seconds(self, bucket: LoadBucket, num_decoding: int, most_drafts: int) -> np.ndarray:
-        """[most_drafts + 1] predicted seconds of a step with 0, 1, ... drafts, never falling, without its prompts."""
+    def decode_seconds(self, bucket: LoadBucket, num_decoding: int, numbers: Sequence[int]) -> list[float]:
+        """Predicted seconds of a step without drafts, then with each of some numbers of them, without its prompts.
+
+        Args:
+            numbers: of drafts, at least 1, rising; with them seconds never fall.
+        """
         plain_s, prior_share = self._plain_and_prior(bucket, num_decoding)
-        return plain_s * (1.0 + self._drafted_curve(bucket).at(most_drafts, prior_share))
+        curve = self._drafted_curve(bucket)
+        return [plain_s, *(plain_s * (1.0 + curve.value(number, prior_share)) for number in numbers)]
 
     def _plain_and_prior(self, bucket: LoadBucket, num_decoding: int) -> tuple[float, float]:
         """Seconds of a plain step, and the share of them that a draft costs while none was measured."""

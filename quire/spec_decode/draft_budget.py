@@ -3,16 +3,25 @@
 Called by the draft controller. Functions without state. With n rows that decode, and the B drafts that are most likely
 to stand, a step is expected to give n + (sum of their chances) tokens in cost(B) seconds; B is where that is largest,
 and 0 unless it is better by MIN_GAIN. Chances never rise within a row, so the best B drafts are a prefix of each row's.
+
+Only some numbers are considered: those with which the step has a common size. A step's size is captured when it is
+first met, which takes as long as some ten steps; so few sizes are used, and each soon costs what it will cost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 # What drafts must promise to be verified: errors of the estimates must not eat the gain.
 MIN_GAIN = 1.03
+# Tokens of a step up to which all sizes are common; beyond it four or three in each doubling.
+ALL_COMMON = 8
+COMMON_SHARES = (8, 10, 12)
 
 
 class DraftBudget(NamedTuple):
@@ -28,20 +37,43 @@ class DraftBudget(NamedTuple):
     gain: float
 
 
-def best_budget(chances: np.ndarray, num_decoding: int, seconds: np.ndarray) -> DraftBudget:
-    """The best number of drafts, of those that are likeliest to stand.
+@lru_cache(maxsize=4096)
+def common_budgets(num_decoding: int, most: int) -> tuple[int, ...]:
+    """Numbers of drafts, at least 1 and at most `most`, with which a step of so many rows has a common size; rising.
+
+    Where none is common, all of them.
+    """
+    numbers = [number for number in range(1, most + 1) if is_common(num_decoding + number)]
+    return tuple(numbers or range(1, most + 1))
+
+
+def is_common(num_tokens: int) -> bool:
+    """Whether steps of so many tokens are used."""
+    if num_tokens <= ALL_COMMON:
+        return True
+    shift = num_tokens.bit_length() - 4
+    return num_tokens >> shift in COMMON_SHARES and num_tokens & ((1 << shift) - 1) == 0
+
+
+def best_budget(
+    chances: Sequence[float] | np.ndarray, num_decoding: int, numbers: Sequence[int], seconds: Sequence[float]
+) -> DraftBudget:
+    """The best of some numbers of drafts, of those that are likeliest to stand.
 
     Args:
         chances: [num_drafts] that each stands, together with all before it in its row; falling.
         num_decoding: tokens that the step gives without any, at least 1.
-        seconds: [num_drafts + 1] of the step with 0, 1, ... drafts; positive.
+        numbers: of drafts, at least 1 and at most `num_drafts` each.
+        seconds: of the step with none, then with each of `numbers`; positive.
     """
-    if not len(chances):
-        return DraftBudget(0, 1.0)
-    rates = (num_decoding + np.cumsum(chances)) / seconds[1:]
-    best = int(np.argmax(rates))
-    gain = float(rates[best] * seconds[0] / num_decoding)
-    return DraftBudget(best + 1 if gain > MIN_GAIN else 0, max(gain, 1.0))
+    expected = np.cumsum(chances).tolist() if isinstance(chances, np.ndarray) else list(accumulate(chances))
+    best, best_rate = 0, 0.0
+    for number, step_s in zip(numbers, seconds[1:], strict=True):
+        rate = (num_decoding + expected[number - 1]) / step_s
+        if rate > best_rate:
+            best, best_rate = number, rate
+    gain = best_rate * seconds[0] / num_decoding
+    return DraftBudget(best if gain > MIN_GAIN else 0, max(gain, 1.0))
 
 
 def rank_drafts(chances: np.ndarray) -> np.ndarray:
@@ -49,12 +81,19 @@ def rank_drafts(chances: np.ndarray) -> np.ndarray:
     return np.argsort(-chances, kind="stable")
 
 
-def counts_of(chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def rank_few(chances: Sequence[float]) -> list[int]:
+    """`rank_drafts` of a few."""
+    return sorted(range(len(chances)), key=lambda number: -chances[number])
+
+
+def counts_of(chosen: np.ndarray | list[int], counts: np.ndarray) -> np.ndarray:
     """[num_rows] int32; how many drafts each row has among `chosen`.
 
     Args:
         chosen: the first ones of `rank_drafts`.
         counts: [num_rows] drafts of each row in all.
     """
+    if len(counts) == 1:
+        return np.array([len(chosen)], dtype=np.int32)
     rows = np.repeat(np.arange(len(counts)), counts)
     return np.bincount(rows[chosen], minlength=len(counts)).astype(np.int32)

@@ -2,10 +2,16 @@
 
 Called by the draft controller. Owns, for each class of load, the measured progress of both kinds of steps. One step in
 CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or has lost MOST_DRAWDOWN_STEPS since it
-last gained, the class is closed, for 1, 2, 4, ... seconds (less where steps are short), and then tried again. Trials
-that are lost are paid for: their loss is a debt, of which each second of steps pays PAID_SHARE, and while there is one
-nothing is tried, in any class. So whatever happens, at most that share of the time, a first trial and a step in
-CONTROL_INTERVAL of what is gained are lost.
+last gained, the class is closed. It is tried again
+
+- on evidence, if drafts that were only looked at (`draft_watch`) promise a gain: after 1, 2, 4, ... seconds, counted by
+  trials on such promises that lost (less where steps are short);
+- without, since costs may have changed: after 1, 2, 4, ... MOST_CLOSED_S, and when all is paid.
+
+Trials that are lost are paid for: their loss, and what capturing their steps took, is a debt, of which each second of
+steps pays PAID_SHARE. While there is one, nothing is tried without evidence, in any class. So whatever happens, at most
+that share of the time, a first trial, those that were promised to gain and a step in CONTROL_INTERVAL of what is gained
+are lost.
 
 Time is that of the steps themselves: seconds in which nothing runs do not count. So what is decided follows from what
 was measured alone. Progress is counted in the seconds that plain steps would have needed for the same tokens, so
@@ -30,7 +36,7 @@ FIRST_PLAIN_STEPS = 2
 FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, 2, 4
 # What closes a class: this many steps, or a loss of as many plain steps, whichever comes first. Of a small model that
 # is less than a machine is away now and then, so nothing is concluded from a smaller loss in seconds.
-MIN_STEPS, MIN_LOST_STEPS, MIN_LOST_S = 16, 1.0, 0.005
+MIN_STEPS, MIN_LOST_STEPS, MIN_LOST_S = 16, 1.0, 0.01
 # Plain steps, or seconds, lost since drafts last gained that close a class too, however much they gained before.
 MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
@@ -39,9 +45,8 @@ PROVEN_STEPS = 128
 # gain: what plain steps take), or, if it is the first, what a plain one takes.
 SPECULATED_KEPT, PLAIN_KEPT = 1 - 1 / 64, 1 - 1 / 16
 MOST_TIMES_USUAL, MOST_TIMES_PLAIN = 3.0, 10.0
-# The first closing: these seconds, or so many plain steps if these are shorter. Each is twice as long as the one
-# before, up to so many times the first.
-CLOSED_S, CLOSED_STEPS, MOST_TIMES_CLOSED = 1.0, 128, 8.0
+# The first closing: these seconds, or so many plain steps if these are shorter. Each is twice as long as the last.
+CLOSED_S, CLOSED_STEPS, MOST_CLOSED_S = 1.0, 128, 64.0
 PAID_SHARE = 0.005
 
 
@@ -87,25 +92,33 @@ class GuardedBucket:
     """One class of load.
 
     Attributes:
-        is_closed: nothing is proposed before `closed_until_s`, on the guard's clock, and until a trial is afforded.
+        is_closed: nothing is proposed before `closed_until_s`, on the guard's clock, and until a trial is afforded; or
+            before `promised_until_s`, if a gain is promised.
+        is_promised: it was opened on a promise.
         num_closings: since it was last proven; each is twice as long as the one before.
+        num_broken: closings of those that were promises.
         until_control: steps with drafts until the next plain ones.
         num_controls: plain steps that are left of a row of them.
         was_open: the last step was not a plain one.
         lost_s: seconds lost since it was opened; negative = gained.
         drawdown_s: seconds lost since the time when least was.
+        captured_s: seconds that capturing its steps took since it was opened.
     """
 
     plain: Progress = field(default_factory=lambda: Progress(PLAIN_KEPT))
     speculated: Progress = field(default_factory=lambda: Progress(SPECULATED_KEPT))
     is_closed: bool = True
     closed_until_s: float = 0.0
+    promised_until_s: float = 0.0
+    is_promised: bool = False
     num_closings: int = 0
+    num_broken: int = 0
     until_control: int = 0
     num_controls: int = 0
     was_open: bool = False
     lost_s: float = 0.0
     drawdown_s: float = 0.0
+    captured_s: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -130,16 +143,22 @@ class DraftGuard:
         self.buckets: dict[LoadBucket, GuardedBucket] = {}
         self._newest: GuardedBucket | None = None
 
-    def next_arm(self, bucket: LoadBucket) -> Arm:
-        """What the next step of this class is to be."""
-        guarded = self.buckets.get(bucket) or self._enter(bucket)
-        self._newest = guarded
+    def next_arm(self, bucket: LoadBucket, *, is_promised: bool, may_try: bool) -> Arm:
+        """What the next step of this class is to be.
+
+        Args:
+            is_promised: drafts that were looked at would have gained.
+            may_try: it may be tried without a promise, when that is due.
+        """
+        guarded = self._newest = self.buckets.get(bucket) or self._enter(bucket)
         if guarded.is_closed:
-            if guarded.closed_until_s > self.busy_s or self.debt_s > 0.0:
+            is_due = may_try and guarded.closed_until_s <= self.busy_s and self.debt_s <= 0.0
+            is_promised = is_promised and guarded.promised_until_s <= self.busy_s
+            if not is_due and not is_promised:
                 return Arm.CLOSED
             if guarded.plain.num_steps < FIRST_PLAIN_STEPS:
                 return Arm.CONTROL
-            self._open(guarded)
+            self._open(guarded, is_promised)
         if guarded.num_controls > 0:
             guarded.num_controls -= 1
             return Arm.CONTROL
@@ -153,6 +172,11 @@ class DraftGuard:
     def may_spend(self) -> bool:
         """Whether a step may be tried that is expected to lose."""
         return self.debt_s <= 0.0
+
+    def may_trust(self, bucket: LoadBucket) -> bool:
+        """Whether the class would be opened on a promise."""
+        guarded = self.buckets.get(bucket)
+        return guarded is None or guarded.promised_until_s <= self.busy_s
 
     def pass_time(self, seconds: float) -> None:
         """Steps took so long; closed classes come nearer to their next trial."""
@@ -191,6 +215,13 @@ class DraftGuard:
             self.debt_s += max(0.0, lost_s)
         self._judge(guarded, plain_s)
 
+    def record_capture(self, bucket: LoadBucket, plain_s: float, seconds: float) -> None:
+        """A step with drafts was captured: seconds of a plain one, and that it took. It says nothing of later ones."""
+        self.pass_time(seconds)
+        guarded = self.buckets.get(bucket) or self._enter(bucket)
+        guarded.captured_s += max(0.0, seconds - plain_s)
+        guarded.was_open = True
+
     def _judge(self, guarded: GuardedBucket, plain_s: float) -> None:
         num_steps = guarded.speculated.num_steps
         has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > max(MIN_LOST_STEPS * plain_s, MIN_LOST_S)
@@ -198,25 +229,29 @@ class DraftGuard:
         if is_falling or (has_evidence and guarded.ratio < 1.0):
             self._close(guarded, min(CLOSED_S, CLOSED_STEPS * plain_s))
         elif num_steps == PROVEN_STEPS:
-            guarded.num_closings = 0
+            guarded.num_closings = guarded.num_broken = 0
 
-    def _open(self, guarded: GuardedBucket) -> None:
-        guarded.is_closed = False
-        guarded.lost_s = guarded.drawdown_s = 0.0
+    def _open(self, guarded: GuardedBucket, is_promised: bool) -> None:
+        guarded.is_closed, guarded.is_promised = False, is_promised
+        guarded.lost_s = guarded.drawdown_s = guarded.captured_s = 0.0
         guarded.speculated.reset()
         guarded.until_control, guarded.num_controls = FIRST_INTERVAL, 0
 
     def _close(self, guarded: GuardedBucket, first_s: float) -> None:
         guarded.is_closed = True
-        guarded.closed_until_s = self.busy_s + first_s * min(2.0**guarded.num_closings, MOST_TIMES_CLOSED)
+        guarded.closed_until_s = self.busy_s + min(first_s * 2.0**guarded.num_closings, MOST_CLOSED_S)
+        guarded.promised_until_s = self.busy_s + min(first_s * 2.0**guarded.num_broken, MOST_CLOSED_S)
         guarded.num_closings += 1
+        guarded.num_broken += guarded.is_promised
         self.num_closings += 1
-        self.debt_s += max(0.0, guarded.lost_s)
+        self.debt_s += max(0.0, guarded.lost_s + guarded.captured_s)
 
     def _enter(self, bucket: LoadBucket) -> GuardedBucket:
         """A class that is new takes over from the last one whether it is closed, and for how long."""
         guarded = GuardedBucket()
-        if self._newest is not None and self._newest.is_closed:
-            guarded.closed_until_s, guarded.num_closings = self._newest.closed_until_s, self._newest.num_closings
+        newest = self._newest
+        if newest is not None and newest.is_closed:
+            guarded.closed_until_s, guarded.num_closings = newest.closed_until_s, newest.num_closings
+            guarded.promised_until_s, guarded.num_broken = newest.promised_until_s, newest.num_broken
         self.buckets[bucket] = guarded
         return guarded

@@ -40,6 +40,12 @@ class CountsDrafts:
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         return 3
 
+    def num_watched(self) -> int:
+        return 0
+
+    def observe(self, load: StepLoad, proposals: Proposals, accepted: np.ndarray) -> None:
+        raise AssertionError("nothing is watched")
+
     def num_skipped(self) -> int:
         return 0
 

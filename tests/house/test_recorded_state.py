@@ -19,6 +19,7 @@ NOT_STATE = {
     "LocalAttentionManager", "ManagerParts", "BlockDemand", "Offloading", "PlannedRequests",
     "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
+    "DraftLooks", "_Look",
 }  # fmt: skip
 """What lives within one step, abstract bases, what a scheduler is made from, and tiers, which are never recorded."""
 

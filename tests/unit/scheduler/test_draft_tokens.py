@@ -167,6 +167,12 @@ class Two:
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         return self.most
 
+    def num_watched(self) -> int:
+        return 0
+
+    def observe(self, load: StepLoad, proposals: Proposals, accepted: np.ndarray) -> None:
+        raise AssertionError("nothing is watched")
+
     def num_skipped(self) -> int:
         return self.skips
 
@@ -376,3 +382,30 @@ def test_whatever_is_drafted_every_request_ends_with_its_own_answer_and_no_page_
     check_answers(engine, accepted)
     assert engine.scheduler._kv.usage == 0.0
     assert engine.scheduler.reset_prefix_cache()
+
+
+class Looks(Two):
+    """A controller that has closed the load, and looks at two drafts of a row each time that it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(most=0)
+        self.looks: list[tuple[list[int], list[int]]] = []
+
+    def num_watched(self) -> int:
+        return 2
+
+    def observe(self, load: StepLoad, proposals: Proposals, accepted: np.ndarray) -> None:
+        self.looks.append((proposals.counts.tolist(), accepted.tolist()))
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2])
+def test_a_look_is_settled_by_the_tokens_that_come_and_changes_no_step(num_right):
+    controller = Looks()
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=num_right), controller=controller))
+    requests = [make_request(handle, 5, max_tokens=12) for handle in range(6)]
+    engine.add(*requests)
+    engine.run()
+    assert all(engine.tokens[one.handle] == expected_answer(one, 100)[0] for one in requests)
+    assert all(step.drafts is None for step in engine.scheduled)
+    assert len(controller.looks) >= 3, "one every two tokens"
+    assert set(map(str, controller.looks[:3])) == {str(([2] * 4, [num_right] * 4))}, "of four rows"

@@ -135,6 +135,10 @@ def play(
         most = controller.most_tokens(rows, 0, 100)
         num_to_skip = controller.num_skipped()
         proposals, kept, accepted, proposing_s = None, NO_DRAFTS, NO_DRAFTS, 0.0
+        num_watched = controller.num_watched()
+        if num_watched:
+            looked, proposing_s = drafter.propose(step, min(rows, 4), num_watched, rng), drafter.seconds
+            controller.observe(load, looked, drafter.accept(step, looked.counts, rng))
         if most:
             proposals, proposing_s = drafter.propose(step, rows, most, rng), drafter.seconds
             kept = controller.choose(load, proposals)

@@ -100,6 +100,9 @@ def test_no_row_gets_more_drafts_than_asked_for_nor_the_step_more_than_fit():
             proposals = drafter.propose(step, 4, most, rng)
             kept = controller.choose(load, proposals)
             assert kept.sum() <= 5 and (kept <= proposals.counts).all()
+        elif controller.num_watched():
+            looked = drafter.propose(step, 4, controller.num_watched(), rng)
+            controller.observe(load, looked, looked.counts)
         controller.record(
             SpeculatedStep(load=load, proposals=proposals, kept=kept, accepted=kept, seconds=0.01, proposing_s=0.0)
         )

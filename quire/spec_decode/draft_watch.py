@@ -1,0 +1,79 @@
+"""DraftWatch: what drafts would have come to in a class of load that is closed, from drafts that were only looked at.
+
+Called by the draft controller. Now and then a few rows are drafted for in a plain step; when their next tokens are
+known, these say how many drafts would have stood, and the cost table what verifying them would have taken. So a text
+whose drafts have become good is noticed without a trial, and one whose drafts are bad needs none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What looking takes of the time, at most; and the share of a proposer's time that planning takes besides.
+WATCHED_SHARE = 0.004
+PLANNING_S = 0.0001
+FIRST_SHARE = 0.012  # after the first look, which may have found nothing in the caches
+# Steps between two looks, of any class.
+MIN_INTERVAL, MAX_INTERVAL = 16, 1024
+# So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is good, they
+# come so many times as often, if a look takes less than a step.
+ENOUGH, NEWEST_SHARE, HURRY = 3, 0.25, 8
+# What is a promise; and where an estimate is under BEARABLE, so many looks come before a trial without one.
+MIN_PROMISE, BEARABLE, ENOUGH_OF_BAD = 1.05, 0.9, 24
+
+
+@dataclass(slots=True)
+class DraftWatch:
+    """One class of load.
+
+    Attributes:
+        num_looks: that the estimate is made of.
+        plain_s, seconds: of late, what plain steps take for the tokens, and steps with the drafts.
+        look_s: what a look takes, with planning it.
+    """
+
+    num_looks: int = 0
+    plain_s: float = 0.0
+    seconds: float = 0.0
+    look_s: float = PLANNING_S
+    _newest_s: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Estimated tokens per second with drafts over those without."""
+        return self.plain_s / self.seconds if self.seconds else 1.0
+
+    @property
+    def is_promising(self) -> bool:
+        """Whether drafts would gain."""
+        return self.num_looks >= ENOUGH and self.ratio >= MIN_PROMISE
+
+    @property
+    def may_try(self) -> bool:
+        """Whether enough is known for drafts to be tried without a promise, as estimates may be wrong."""
+        return self.num_looks >= (ENOUGH if self.ratio >= BEARABLE else ENOUGH_OF_BAD)
+
+    def observe(self, plain_s: float, seconds: float) -> None:
+        """Drafts would have given in `seconds` what plain steps give in `plain_s`."""
+        self.num_looks += 1
+        kept = 1.0 - NEWEST_SHARE
+        scale = 1.0 / seconds  # each look counts the same
+        self.plain_s, self.seconds = kept * self.plain_s + scale * plain_s, kept * self.seconds + 1.0
+
+    def note_time(self, proposing_s: float) -> None:
+        """A look took so long; of the last two the shorter one counts, as a machine may be away for a while."""
+        newest_s = PLANNING_S + proposing_s
+        self.look_s = min(newest_s, self._newest_s or newest_s)
+        self._newest_s = newest_s
+
+    def disappoint(self, ratio: float) -> None:
+        """A trial has shown this ratio."""
+        self.num_looks, self.plain_s, self.seconds = ENOUGH, min(ratio, 1.0), 1.0
+
+    def pause_s(self, step_s: float, *, may_hurry: bool) -> float:
+        """Seconds of plain steps, of `step_s` each, until the next look."""
+        share = WATCHED_SHARE if self.num_looks else FIRST_SHARE
+        pause_s = min(max(self.look_s / share, MIN_INTERVAL * step_s), MAX_INTERVAL * step_s)
+        if may_hurry and self.look_s < step_s and (self.num_looks < ENOUGH or self.is_promising):
+            pause_s /= HURRY
+        return pause_s

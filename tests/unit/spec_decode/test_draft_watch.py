@@ -1,0 +1,100 @@
+"""Drafts that are only looked at: what they promise, how often there are looks, and trials that follow from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.core.speculation_stats import Reason
+from quire.spec_decode.controller import SpeculationController
+from quire.spec_decode.draft_budget import ALL_COMMON, common_budgets, is_common
+from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_OF_BAD, DraftWatch
+from quire.spec_decode.guard import DraftGuard
+from quire.spec_decode.load import bucket_of
+from quire.spec_decode.survival import FEW, Survival
+from tests.unit.spec_decode.simulated_machine import Drafter, linear, play
+from tests.unit.spec_decode.test_estimates import make_proposals
+
+
+def test_an_estimate_takes_some_looks_and_follows_the_newest():
+    watch = DraftWatch()
+    for _ in range(ENOUGH):
+        assert not watch.is_promising and not watch.may_try
+        watch.observe(0.03, 0.02)
+    assert watch.is_promising and watch.may_try and watch.ratio == 1.5
+    for _ in range(3):
+        watch.observe(0.01, 0.02)
+    assert not watch.is_promising and 0.5 < watch.ratio < 1.0
+
+
+def test_what_would_lose_is_tried_after_many_looks_only():
+    watch = DraftWatch()
+    for _ in range(ENOUGH_OF_BAD - 1):
+        watch.observe(0.01, 0.02)
+    assert watch.ratio < BEARABLE and not watch.may_try
+    watch.observe(0.01, 0.02)
+    assert watch.may_try
+
+
+def test_looks_that_take_longer_are_rarer_and_one_long_one_says_nothing():
+    watch = DraftWatch()
+    pauses = []
+    for proposing_s in (0.0001, 0.0001, 0.05, 0.0001, 0.05, 0.05):
+        watch.note_time(proposing_s)
+        pauses.append(watch.pause_s(0.001, may_hurry=False))
+        watch.observe(0.01, 0.02)
+    assert pauses[0] < pauses[1] == pauses[2] == pauses[3] <= 0.05
+    assert pauses[5] == 1024 * 0.001, "bounded"
+
+
+def test_drafts_that_would_lose_are_never_verified_where_looks_say_so():
+    controller = SpeculationController()
+    played = play(controller, Drafter(lambda step: 0.0, score=0.9), linear, num_steps=300)
+    reasons = controller.stats().reasons
+    assert played.num_drafted == 0 and reasons[Reason.CLOSED] > 290
+
+
+def test_a_promise_is_a_reason_to_open_while_a_debt_is_left():
+    guard, bucket = DraftGuard(), bucket_of(1, 0, 100)
+    while not guard.num_closings:
+        is_open = guard.next_arm(bucket, is_promised=False, may_try=True).name == "OPEN"
+        guard.record(bucket, is_open, 0.01, 0.03 if is_open else 0.01, is_probe=False)
+    guard.pass_time(2.0)
+    assert guard.debt_s > 0
+    assert guard.next_arm(bucket, is_promised=False, may_try=True).name == "CLOSED"
+    assert guard.next_arm(bucket, is_promised=True, may_try=True).name == "OPEN"
+
+
+def test_what_capturing_took_is_owed_when_drafts_did_not_gain():
+    debts = []
+    for captured_s in (0.0, 0.2):
+        guard, bucket = DraftGuard(), bucket_of(1, 0, 100)
+        while not guard.num_closings:
+            if guard.next_arm(bucket, is_promised=False, may_try=True).name == "OPEN":
+                if captured_s and not guard.buckets[bucket].captured_s:
+                    guard.record_capture(bucket, 0.01, 0.01 + captured_s)
+                guard.record(bucket, True, 0.01, 0.03, is_probe=False)
+            else:
+                guard.record(bucket, False, 0.01, 0.01, is_probe=False)
+        debts.append(guard.debt_s)
+    assert 0.19 < debts[1] - debts[0] < 0.21
+
+
+def test_few_sizes_of_steps_are_used():
+    assert [size for size in range(1, 65) if is_common(size)] == [*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64]
+    assert common_budgets(1, 16) == (1, 2, 3, 4, 5, 6, 7, 9, 11, 15)
+    assert common_budgets(33, 3) == (1, 2, 3), "where no size is common all are"
+    assert ALL_COMMON == 8
+
+
+def test_few_drafts_have_the_chances_that_they_have_among_many():
+    rng, counts = np.random.default_rng(0), [3, 0, 5, 1]
+    few, many = Survival(), Survival()
+    for _ in range(30):
+        small = make_proposals(counts, score=float(rng.uniform(0.1, 1.0)), match_length=int(rng.integers(0, 40)))
+        large = make_proposals([*counts, FEW], score=float(small.scores[0]), match_length=int(small.match_lengths[0]))
+        expected = many.chances(large)[: sum(counts)]
+        assert np.allclose(few.chances(small), expected)
+        kept = np.minimum(rng.integers(0, 6, 4), counts).astype(np.int32)
+        accepted = np.minimum(rng.integers(0, 6, 4), kept).astype(np.int32)
+        few.record(small, kept, accepted)
+        many.record(large, np.append(kept, 0), np.append(accepted, 0))
