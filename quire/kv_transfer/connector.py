@@ -113,6 +113,10 @@ class KVConnector:
         """
         return None
 
+    def has_pending_work(self) -> bool:
+        """Whether `build_connector_meta` has something to say although no request may run: then a step is sent."""
+        return False
+
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """What the worker's half reported."""
 

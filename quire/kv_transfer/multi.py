@@ -90,6 +90,10 @@ class MultiConnector(KVConnector):
         num_saves, self._num_saves = self._num_saves, {}
         return _Metadata(parts, num_saves) if num_saves or any(part is not None for part in parts) else None
 
+    def has_pending_work(self) -> bool:
+        """As `KVConnector`."""
+        return any(one.has_pending_work() for one in self.connectors)
+
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """As `KVConnector`; each gets its own value."""
         metas = output.worker_meta or (None,) * len(self.connectors)

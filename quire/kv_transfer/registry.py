@@ -17,6 +17,10 @@ BUILT_IN: Mapping[str, str] = {
     "ExampleConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",
     "SharedStorageConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",  # its former name in vLLM
     "HiCacheConnector": "quire.kv_transfer.hicache:HiCacheConnector",
+    "TCPConnector": "quire.kv_transfer.pull.connectors:TCPConnector",
+    "NixlConnector": "quire.kv_transfer.pull.connectors:NixlConnector",
+    "NixlPullConnector": "quire.kv_transfer.pull.connectors:NixlConnector",  # as vLLM names this direction
+    "MooncakeConnector": "quire.kv_transfer.pull.connectors:MooncakeConnector",
     "MultiConnector": "quire.kv_transfer.multi:MultiConnector",
 }
 """Name -> "module:Class", imported when it is named."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.core.request import Request
+from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import SchedulerOutput
 
@@ -73,6 +73,11 @@ class ConnectorRequest:
     def cache_salt(self) -> str | None:
         """Part of the names of its blocks."""
         return self._request.message.cache_salt
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether its client wants no response any longer."""
+        return self._request.status is RequestStatus.FINISHED_ABORTED
 
     @property
     def sampling_params(self) -> SamplingParams:

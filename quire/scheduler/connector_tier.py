@@ -126,6 +126,10 @@ class ConnectorTier(KVTier):
             self._params[request.handle] = dict(params)
         return bool(is_delayed and block_ids)
 
+    def has_pending_work(self) -> bool:
+        """As `KVTier`."""
+        return not self.is_off and self._call(self._connector.has_pending_work, False)
+
     def take_params(self, handle: int) -> dict[str, Any] | None:
         """As `KVTier`."""
         return self._params.pop(handle, None)

@@ -110,6 +110,10 @@ class KVTier:
         """
         return ()
 
+    def has_pending_work(self) -> bool:
+        """Whether a message is to be sent even where nothing computes."""
+        return False
+
     def take_params(self, handle: int) -> dict[str, Any] | None:
         """What the response of a request that has ended is to carry (`kv_transfer_params`); given out once."""
         return None

@@ -84,7 +84,8 @@ class KVTiers(RequestGroup):
     @property
     def is_waiting(self) -> bool:
         """Whether the worker needs a message even where nothing computes."""
-        return bool(self._in_flight) or self._is_pending
+        is_pending = bool(self._in_flight) or self._is_pending
+        return is_pending or (self._tier is not None and self._tier.has_pending_work())
 
     # --- at admission ---
 
