@@ -189,6 +189,18 @@ test-claude-code: $(VENV)/.test    ## Anthropic's command line, in the same way
 compat-examples: $(VENV)/.test     ## vLLM's examples over Quire, and the page of what came out; VLLM_EXAMPLES=DIR, else pip fetches them
 	$(BIN)/python -m tests.compat.vllm_examples $(if $(VLLM_EXAMPLES),--examples $(VLLM_EXAMPLES))
 
+# Packages that other programs' connectors need, in environments of their own that lie over Quire's.
+build/venvs/%/.ready: tests/robustness/packages/%.txt $(VENV)/.test
+	@$(PYTHON) -m venv $(@D)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/quire.pth
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+.PHONY: test-lmcache
+test-lmcache: build/venvs/lmcache/.ready  ## engines over LMCache's own server, which is killed mid-way: same bytes, none lost; PROMPTS=12, 500 MB of packages
+	build/venvs/lmcache/bin/python -m tests.robustness.lmcache --prompts $(or $(PROMPTS),12) 2>build/lmcache.log
+
 .PHONY: test-router
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
 	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)

@@ -148,9 +148,9 @@ def _names(config: QuireConfig) -> Iterator[tuple[PluginKind, str]]:
             yield REASONING_PARSER, reasoning
     transfer = config.kv_transfer
     if transfer is not None and transfer.kv_connector_module_path is None:
-        from quire.kv_transfer.registry import BUILT_IN
+        from quire.kv_transfer.registry import BUILT_IN, ELSEWHERE
 
-        if transfer.kv_connector not in BUILT_IN:
+        if transfer.kv_connector not in BUILT_IN and transfer.kv_connector not in ELSEWHERE:
             yield KV_CONNECTOR, transfer.kv_connector
     for name in config.observability.stat_loggers:
         yield STAT_LOGGER, name

@@ -117,6 +117,8 @@ class _Engine:
         finished, self._finished = frozenset(self._finished), set()
         sent, received = self.back.get_finished(finished)
         errors = self.back.get_block_ids_with_load_errors()
+        if not self.back.get_failed_saves() <= sent:
+            raise _Broken("get_failed_saves names a request that get_finished did not name as sent")
         report = KVConnectorOutput(
             finished_sending=frozenset(sent), finished_recving=frozenset(received), invalid_block_ids=frozenset(errors),
             worker_meta=self.back.build_connector_worker_meta(), stats=self.back.get_kv_connector_stats(),
@@ -188,9 +190,10 @@ def _layout(model: str = "conformance") -> KVCacheLayout:
 
 
 def _request(handle: int, num_blocks: int, *, text: str, salt: str | None = None) -> Request:
-    """A request of full blocks and one more token, whose names are those of `text` and `salt`."""
+    """A request of full blocks and one more token: those of `text`, whose names are those of `text` and `salt`."""
     digest = hashlib.sha256(f"{text}/{salt}".encode()).digest()
-    token_ids = np.arange(num_blocks * BLOCK_SIZE + 1, dtype=np.int32) + digest[0]
+    tokens = np.random.default_rng(list(text.encode()))
+    token_ids = tokens.integers(1 << 15, size=num_blocks * BLOCK_SIZE + 1, dtype=np.int32)
     message = EngineCoreRequest(
         handle=handle, request_id=f"check{handle}", prompt_token_ids=token_ids,
         sampling_params=SamplingParams(max_tokens=1), seed=0, cache_salt=salt,

@@ -186,6 +186,13 @@ class KVConnector:
         """Blocks that could not be loaded since the last call. Their requests are computed instead, or fail."""
         return set()
 
+    def get_failed_saves(self) -> set[str]:
+        """Of the requests that `get_finished` named as sent since the last call: those whose blocks are not kept.
+
+        They count as unsaved, and nothing else follows from it.
+        """
+        return set()
+
     def build_connector_worker_meta(self) -> Any:
         """Anything that the scheduler's half has to know, in `KVConnectorOutput.worker_meta`; None = nothing."""
         return None

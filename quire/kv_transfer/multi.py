@@ -39,6 +39,7 @@ class MultiConnector(KVConnector):
         self._source: dict[str, KVConnector] = {}  # of a request's blocks
         self._num_saves: dict[str, int] = {}
         self._num_left: dict[str, int] = {}  # beside the model: connectors that have not sent yet
+        self._unsaved: set[str] = set()
 
     def _make(self, values: Mapping[str, Any]) -> KVConnector:
         inherited = {
@@ -178,6 +179,13 @@ class MultiConnector(KVConnector):
     def get_block_ids_with_load_errors(self) -> set[int]:
         """As `KVConnector`."""
         return set().union(*(one.get_block_ids_with_load_errors() for one in self.connectors))
+
+    def get_failed_saves(self) -> set[str]:
+        """As `KVConnector`: a connector could not save them, and all have sent them."""
+        self._unsaved.update(*(one.get_failed_saves() for one in self.connectors))
+        ended = {request_id for request_id in self._unsaved if request_id not in self._num_left}
+        self._unsaved -= ended
+        return ended
 
     def build_connector_worker_meta(self) -> tuple[Any, ...] | None:
         """As `KVConnector`: one value for each."""

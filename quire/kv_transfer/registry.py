@@ -21,9 +21,17 @@ BUILT_IN: Mapping[str, str] = {
     "NixlConnector": "quire.kv_transfer.pull.connectors:NixlConnector",
     "NixlPullConnector": "quire.kv_transfer.pull.connectors:NixlConnector",  # as vLLM names this direction
     "MooncakeConnector": "quire.kv_transfer.pull.connectors:MooncakeConnector",
+    "LMCacheMPConnector": "quire.kv_transfer.lmcache:LMCacheConnector",
     "MultiConnector": "quire.kv_transfer.multi:MultiConnector",
 }
 """Name -> "module:Class", imported when it is named."""
+ELSEWHERE: Mapping[str, tuple[str, str]] = {
+    "LMCacheConnectorV1": (
+        "keeps LMCache inside the engine, in vLLM's memory layout",
+        "start `lmcache server` and name LMCacheMPConnector",
+    ),
+}
+"""Connectors of vLLM that are not here: why, and what there is instead."""
 
 
 def connector_class(config: KVTransferConfig) -> type[KVConnector]:
@@ -38,6 +46,9 @@ def connector_class(config: KVTransferConfig) -> type[KVConnector]:
         found = _checked(import_object(f"{module}:{name}", f"{label} of {module}", FIELD), f"{label} of {module}")
     elif name in BUILT_IN:
         found = _checked(import_object(BUILT_IN[name], label, FIELD), label)
+    elif name in ELSEWHERE:
+        reason, hint = ELSEWHERE[name]
+        raise ConfigError(f"{label} {reason}", hint=hint, field=FIELD)
     else:
         plugin = load_plugin(KV_CONNECTOR, name, KVConnector)
         if plugin is None:

@@ -42,7 +42,7 @@ class ConnectorRequest:
 
     @property
     def all_token_ids(self) -> list[int]:
-        """Prompt and output, as of when it last had no row."""
+        """Prompt and output: as of when it last had no row, and, when it ends, those that were computed."""
         ids: list[int] = self._request.token_ids.tolist()
         return ids
 

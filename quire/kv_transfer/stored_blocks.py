@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,26 +18,16 @@ import numpy as np
 
 from quire.config.kv_transfer import KVTransferConfig
 from quire.errors import QuireError
-from quire.kv_transfer.connector import KVConnector, KVConnectorRole
+from quire.kv_transfer.background import BackgroundTransfers
+from quire.kv_transfer.connector import KVConnectorRole
 from quire.kv_transfer.layout import KVCacheLayout
-from quire.kv_transfer.requests import ConnectorRequest, ConnectorStep
+from quire.kv_transfer.requests import ConnectorRequest
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
-CLOSE_S = 5.0
-"""Most seconds for which the end of an engine waits for the storage."""
-
 Blocks = tuple[tuple[bytes, int], ...]
 """(name, number in the cache) of blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfers:
-    """What begins with a step: request -> its blocks."""
-
-    loads: Mapping[str, Blocks]
-    saves: Mapping[str, Blocks]
 
 
 @dataclass(slots=True)
@@ -48,15 +38,6 @@ class _Lookup:
     num_wanted: int
     deadline: float
     found: Future[int]
-
-
-@dataclass(slots=True)
-class _Job:
-    """Blocks of one request on their way; `work` returns the numbers of those that could not be loaded."""
-
-    request_id: str
-    is_save: bool
-    work: Future[set[int]]
 
 
 class BlockStorage(Protocol):
@@ -80,7 +61,7 @@ class BlockStorage(Protocol):
         """Forget a damaged block."""
 
 
-class StoredBlocks(KVConnector):
+class StoredBlocks(BackgroundTransfers):
     """Blocks in a storage."""
 
     def open_storage(self) -> BlockStorage:
@@ -94,12 +75,7 @@ class StoredBlocks(KVConnector):
     def __init__(self, config: KVTransferConfig, role: KVConnectorRole, layout: KVCacheLayout) -> None:
         super().__init__(config, role, layout)
         self._storage = self.open_storage()
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="KV blocks")
         self._lookups: dict[str, _Lookup] = {}
-        self._loads: dict[str, Blocks] = {}
-        self._saves: dict[str, Blocks] = {}
-        self._jobs: list[_Job] = []
-        self._errors: set[int] = set()
 
     # --- the scheduler's half ---
 
@@ -126,7 +102,7 @@ class StoredBlocks(KVConnector):
         return num_found * self.layout.block_size, True
 
     def _look(self, names: list[bytes]) -> Future[int]:
-        return self._threads.submit(self._storage.num_first, names)
+        return self.threads.submit(self._storage.num_first, names)
 
     def _num_announced(self, params: Mapping[str, Any]) -> int:
         """Blocks from the first on that a prefill engine has or will have written."""
@@ -144,7 +120,7 @@ class StoredBlocks(KVConnector):
         """As `KVConnector`."""
         first = len(block_ids) - num_external_tokens // self.layout.block_size
         names = request.block_hashes[first : len(block_ids)]
-        self._loads[request.request_id] = tuple(zip(names, block_ids[first:], strict=True))
+        self.loads[request.request_id] = tuple(zip(names, block_ids[first:], strict=True))
         self._lookups.pop(request.request_id, None)
 
     def request_finished(
@@ -154,7 +130,7 @@ class StoredBlocks(KVConnector):
         self._lookups.pop(request.request_id, None)
         if not block_ids or not self.config.is_kv_producer:
             return False, None
-        self._saves[request.request_id] = tuple(zip(request.block_hashes, block_ids, strict=False))
+        self.saves[request.request_id] = tuple(zip(request.block_hashes, block_ids, strict=False))
         if not request.kv_transfer_params.get("do_remote_decode"):
             return True, None
         return True, {
@@ -166,33 +142,18 @@ class StoredBlocks(KVConnector):
             "remote_layout": self.layout.digest,
         }
 
-    def build_connector_meta(self, step: ConnectorStep) -> Transfers | None:
-        """As `KVConnector`."""
-        if not self._loads and not self._saves:
-            return None
-        meta = Transfers(self._loads, self._saves)
-        self._loads, self._saves = {}, {}
-        return meta
-
     # --- the worker's half ---
 
-    def start_load_kv(self) -> None:
-        """As `KVConnector`; blocks belong to their job until `get_finished` names the request."""
-        meta: Transfers = self.metadata
-        for request_id, blocks in meta.loads.items():
-            self._jobs.append(_Job(request_id, False, self._threads.submit(self._load, blocks)))
-        for request_id, blocks in meta.saves.items():
-            self._jobs.append(_Job(request_id, True, self._threads.submit(self._save, blocks)))
-
-    def _load(self, blocks: Blocks) -> set[int]:
+    def load(self, request_id: str, what: Blocks) -> set[int]:
+        """As `BackgroundTransfers`."""
         assert self.blocks is not None, "the cache is registered before the first step"
-        if not blocks:
+        if not what:
             return set()
         import torch  # late: the scheduler's half does without
 
-        shapes = [tuple(part.shape) for part in self.blocks.read([blocks[0][1]])]
+        shapes = [tuple(part.shape) for part in self.blocks.read([what[0][1]])]
         lost = set()
-        for name, block_id in blocks:
+        for name, block_id in what:
             try:
                 arrays = self._storage.load(name, shapes)
                 self.blocks.write([block_id], [torch.from_numpy(array) for array in arrays])
@@ -203,32 +164,14 @@ class StoredBlocks(KVConnector):
                     self._storage.remove(name)
         return lost
 
-    def _save(self, blocks: Blocks) -> set[int]:
+    def save(self, request_id: str, what: Blocks) -> bool:
+        """As `BackgroundTransfers`."""
         assert self.blocks is not None, "the cache is registered before the first step"
-        for name, block_id in blocks:
+        for name, block_id in what:
             try:
                 if not self._storage.num_first([name]):
                     self._storage.store(name, [np.asarray(part) for part in self.blocks.read([block_id])])
             except OSError as error:
                 logger.warning("a KV block cannot be saved: %s", error)
-                break
-        return set()
-
-    def get_finished(self, finished_req_ids: frozenset[str]) -> tuple[set[str], set[str]]:
-        """As `KVConnector`."""
-        sent, received = set[str](), set[str]()
-        for job in [job for job in self._jobs if job.work.done()]:
-            self._jobs.remove(job)
-            self._errors |= job.work.result()
-            (sent if job.is_save else received).add(job.request_id)
-        return sent, received
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """As `KVConnector`."""
-        errors, self._errors = self._errors, set()
-        return errors
-
-    def shutdown(self) -> None:
-        """As `KVConnector`; what is being saved is saved, unless the storage hangs."""
-        wait([job.work for job in self._jobs], timeout=CLOSE_S)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+                return False
+        return True

@@ -203,7 +203,8 @@ class KVTiers(RequestGroup):
 
     def _save(self, request: Request, tier: KVTier) -> None:
         num_computed = int(self._table.num_computed_tokens[request.row])
-        names = self._kv.name_blocks(request, self._table.token_ids[request.row, :num_computed])
+        request.token_ids = np.array(self._table.token_ids[request.row, :num_computed])  # its row is about to go
+        names = self._kv.name_blocks(request, request.token_ids)
         by_group = self._kv.blocks_to_store(request.row, num_computed)
         numbers, groups = np.nonzero(by_group.T)
         keys = [

@@ -108,11 +108,13 @@ class ConnectorWorker(KVTierWorker):
         sent: set[str] = set()
         received: set[str] = set()
         invalid: set[int] = set()
+        unsaved: set[str] = set()
         worker_meta: Any = None
         stats: dict[str, float] = {}
         try:
             sent, received = self._connector.get_finished(finished)
             invalid = self._connector.get_block_ids_with_load_errors()
+            unsaved = self._connector.get_failed_saves() & sent
             worker_meta = self._connector.build_connector_worker_meta()
             stats = dict(self._connector.get_kv_connector_stats())
         except Exception:  # as in `_start_load`; what is under way stays so, until it is reported
@@ -120,6 +122,7 @@ class ConnectorWorker(KVTierWorker):
         self._end_metadata()
         failed, self._failed = self._failed, set()
         failed.update(one.transfer_id for one in self._step_loads if _overlaps(one, invalid))
+        failed.update(one.transfer_id for one in self._saves.values() if one.request_id in unsaved)
         self._step_loads = ()
         done: list[int] = []
         for transfers, names in ((self._loads, received), (self._saves, sent)):

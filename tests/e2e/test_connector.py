@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ MODULE = "example_of_connectors_md"
 
 
 class Core:
-    """An engine core; counts the tokens it computes."""
+    """An engine core; counts the tokens it computes, and what its connector does."""
 
     def __init__(self, **settings: Any) -> None:
         self.num_computed = 0
+        self.counts: Counter[str] = Counter()
         platform = detect_platform("cpu")
         config = build_config(
             model="leaf", block_size=BLOCK_SIZE, max_model_len=256, num_gpu_blocks_override=40, **settings
@@ -48,6 +50,8 @@ class Core:
         outputs = []
         while self.core.has_work():
             outputs += [one for one in [self.core.step()] if one is not None]
+        for one in outputs:
+            self.counts.update(one.stats.kv_connector or {})
         assert self.core.reset_prefix_cache(), "a block is lost"
         arrays = [one.logprobs.logprobs for one in outputs if one.logprobs is not None]
         logprobs = [array.tobytes() for array in arrays if array.size]
