@@ -201,6 +201,10 @@ build/venvs/%/.ready: tests/robustness/packages/%.txt $(VENV)/.test
 test-lmcache: build/venvs/lmcache/.ready  ## engines over LMCache's own server, which is killed mid-way: same bytes, none lost; PROMPTS=12, 500 MB of packages
 	build/venvs/lmcache/bin/python -m tests.robustness.lmcache --prompts $(or $(PROMPTS),12) 2>build/lmcache.log
 
+.PHONY: test-hicache
+test-hicache: build/venvs/hicache/.ready  ## engines over SGLang's own HiCacheFile, whose files are damaged: same bytes; PROMPTS=12, 340 MB of packages
+	build/venvs/hicache/bin/python -m tests.robustness.hicache --prompts $(or $(PROMPTS),12) 2>build/hicache.log
+
 .PHONY: test-router
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
 	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)

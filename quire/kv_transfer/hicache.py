@@ -43,6 +43,9 @@ class HiCacheStorageConfig:
     dp_size: int = 1
     tp_lcm_size: int | None = None
     should_split_heads: bool = False
+    dcp_size: int = 1
+    dcp_rank: int = 0
+    logical_page_size: int | None = None
     extra_config: dict[str, Any] = field(default_factory=dict)
 
 
