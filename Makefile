@@ -83,6 +83,10 @@ bench-neighbours: $(VENV)/.test    ## what one tenant's attacks do to another's 
 bench-switch: $(VENV)/.test        ## how long a model of 1 GB takes to come back for another, alone on a machine; 2 minutes
 	$(BIN)/python -m benchmarks.server.bench_switch
 
+.PHONY: bench-data-parallel
+bench-data-parallel: $(VENV)/.test ## replicas under a tenant flood: fair shares across them, prefix hits; counts on a virtual clock, half a minute
+	$(BIN)/python -m tests.robustness.data_parallel --requests $(or $(REQUESTS),4000)
+
 .PHONY: bench-plan
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan

@@ -12,7 +12,7 @@ from quire.config.quantized_checkpoint import checkpoint_format
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
-PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 def check_supported(config: QuireConfig) -> None:
@@ -42,6 +42,8 @@ def check_supported(config: QuireConfig) -> None:
             "speculative_config is of Quire's own scheduler, and a scheduler plugin is configured",
             hint="leave out speculative_config or scheduler_cls", field="speculative_config",
         )  # fmt: skip
+    if config.parallel.data_parallel_size > 1:
+        _check_replicas(config)
     for name in PARALLEL_SIZES:
         size = getattr(config.parallel, name)
         if size != 1:
@@ -50,6 +52,16 @@ def check_supported(config: QuireConfig) -> None:
                 hint=f"use {name}=1",
                 field=name,
             )
+
+
+def _check_replicas(config: QuireConfig) -> None:
+    """What several replicas cannot be combined with."""
+    if config.observability.flight_recorder is not None and config.scheduler.scheduling_policy == "fair":
+        raise UnsupportedError(
+            "flight_recorder cannot be combined with scheduling_policy='fair' and data_parallel_size > 1: a recording "
+            "of one replica does not hold what tenants were served by the others",
+            hint="leave out flight_recorder, or use data_parallel_size=1", field="flight_recorder",
+        )  # fmt: skip
 
 
 def _check_offload(config: QuireConfig, field: str) -> None:

@@ -49,8 +49,9 @@ class ParallelConfig:
         1, "Number of pipeline stages; only 1 is supported so far.", minimum=1, short="-pp"
     )
     data_parallel_size: int = setting(
-        1, "Number of engine replicas; only 1 is supported so far.", minimum=1, short="-dp"
-    )
+        1, "Number of engine replicas behind one front end: each has the whole model, a KV cache and an engine core "
+        "process of its own, and an equal share of cores and memory.", minimum=1, maximum=1024, short="-dp",
+    )  # fmt: skip
     distributed_executor_backend: str = setting(
         "auto", "Executor: how workers are run.", choices=OWN_EXECUTORS, plugins=EXECUTOR
     )

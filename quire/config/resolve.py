@@ -114,10 +114,16 @@ def resolve_device(config: QuireConfig, context: ResolveContext) -> tuple[QuireC
 
 
 def resolve_num_threads(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """As many compute threads as usable cores."""
+    """As many compute threads as usable cores, divided among the replicas."""
     if config.device.num_threads is not None:
         return config, None
-    return _choose(config, "device", "num_threads", max(1, context.platform.num_cpus), "usable cores")
+    num_cpus, count = context.platform.num_cpus, config.parallel.data_parallel_size
+    if count == 1:
+        return _choose(config, "device", "num_threads", max(1, num_cpus), "usable cores")
+    reason = f"{num_cpus} usable cores shared by {count} replicas"
+    if context.platform.cpus is not None and context.platform.cpus.num_nodes > 1:
+        reason += f", each on one of {context.platform.cpus.num_nodes} memory nodes"
+    return _choose(config, "device", "num_threads", max(1, num_cpus // count), reason)
 
 
 def resolve_attention_backend(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:

@@ -134,6 +134,7 @@ class EngineCoreOutputs:
         timestamp: seconds, monotonic clock.
         drafts: what its drafts came to; None = it had none.
         speculation: what was decided about drafts so far; None = as it was said last.
+        engine_index: whose step it was, of several engine cores; set by the receiver.
     """
 
     handles: np.ndarray
@@ -146,3 +147,4 @@ class EngineCoreOutputs:
     timestamp: float
     drafts: DraftOutcomes | None = None
     speculation: SpeculationStats | None = None
+    engine_index: int = 0

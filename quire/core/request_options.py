@@ -21,6 +21,7 @@ class RequestOptions:
         queue_timeout: seconds that it may wait without ever running; 0 = any, None = as the settings say.
         cache_salt: requests share cached blocks only with requests of the same salt; None = that of the prompt, if any.
         add_special_tokens: write what the tokenizer puts around a text.
+        data_parallel_rank: the replica that runs it, as long as that is there; None = the best.
     """
 
     priority: int = 0
@@ -28,6 +29,7 @@ class RequestOptions:
     queue_timeout: float | None = None
     cache_salt: str | None = None
     add_special_tokens: bool = True
+    data_parallel_rank: int | None = None
 
 
 DEFAULT_OPTIONS = RequestOptions()

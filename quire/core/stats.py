@@ -104,6 +104,7 @@ class RequestStateStats:
 
     Attributes:
         num_restarts: engine cores that it outlived.
+        engine_index: the replica that it is with.
         output_ts: when its final output was made.
         drafts: what its drafts came to; None = it had none.
     """
@@ -111,6 +112,7 @@ class RequestStateStats:
     num_generation_tokens: int = 0
     num_preemptions: int = 0
     num_restarts: int = 0
+    engine_index: int = 0
     arrival_time: float = 0.0
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
@@ -130,6 +132,7 @@ def merged_stats(parts: Sequence[RequestStateStats]) -> RequestStateStats:
         num_generation_tokens=sum(part.num_generation_tokens for part in parts),
         num_preemptions=sum(part.num_preemptions for part in parts),
         num_restarts=max((part.num_restarts for part in parts), default=0),
+        engine_index=parts[0].engine_index if parts else 0,
         arrival_time=_earliest(part.arrival_time for part in parts),
         queued_ts=_earliest(part.queued_ts for part in parts),
         scheduled_ts=_earliest(part.scheduled_ts for part in parts),

@@ -42,6 +42,26 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
         return error
 
 
+class ReplicaPlace(msgspec.Struct, frozen=True):
+    """Where one of several engine cores runs.
+
+    Attributes:
+        engine_index: its number.
+        cpus: the only CPUs it may use; empty = any.
+        memory_bytes: the most memory that is its own; None = all that is free.
+        gpu: the only CUDA device that it sees, by number; None = all.
+    """
+
+    engine_index: int = 0
+    cpus: list[int] = []
+    memory_bytes: int | None = None
+    gpu: int | None = None
+
+
+ONLY_REPLICA = ReplicaPlace()
+"""That of a core without others."""
+
+
 class CoreSetup(msgspec.Struct, frozen=True):
     """What a core process is given to start with.
 
@@ -51,6 +71,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
         input_address, output_address: ZMQ endpoints to connect to.
         progress_path: file of the progress block.
         parent_pid: whose child it is.
+        replica: what is its own among several cores of one server.
     """
 
     config: QuireConfig
@@ -59,6 +80,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
     output_address: str
     progress_path: str
     parent_pid: int
+    replica: ReplicaPlace = ONLY_REPLICA
 
 
 class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -89,6 +111,12 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     """End requests."""
 
     handles: list[int]
+
+
+class TenantCounters(msgspec.Struct, frozen=True, tag="tenants"):
+    """What tenants, by name, were served by all engine cores of a server together (policy "fair", several cores)."""
+
+    counters: dict[str, float]
 
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
@@ -124,5 +152,5 @@ class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
     error: ErrorInfo | None = None
 
 
-ToCore = AddRequest | AbortRequests | UtilityCall
+ToCore = AddRequest | AbortRequests | TenantCounters | UtilityCall
 FromCore = StepOutputs | RequestRefused | UtilityResult

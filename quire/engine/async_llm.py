@@ -14,7 +14,7 @@ from quire.config import QuireConfig
 from quire.config.build import build_config
 from quire.config.resolve import UsageContext
 from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
-from quire.core.engine_messages import EngineCoreOutputs, FinishReason
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.live_state import EngineState
 from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
@@ -23,6 +23,8 @@ from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
+from quire.engine.data_parallel.replicas import Replicas
+from quire.engine.data_parallel.totals import TotalStats
 from quire.engine.front_end import FrontEnd, StepResult, Submission
 from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
@@ -31,9 +33,10 @@ from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.stat_loggers import StatLoggers
 from quire.engine.supervisor import Supervisor
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError, QuireError, UnsupportedError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.form_checker import FormChecker
+from quire.utils.checks import check_int
 from quire.utils.fair_queue import FairThread
 from quire.utils.phases import PhaseTimer
 
@@ -41,6 +44,7 @@ logger = get_logger(__name__)
 
 # Texts longer than this are tokenized beside the event loop.
 LONG_TEXT_CHARS = 20_000
+MAX_REPLICAS = 1024
 
 
 class AsyncLLM(EngineClient):
@@ -50,6 +54,8 @@ class AsyncLLM(EngineClient):
         parts: the front-end.
         core: the process of an engine core that is ready.
         launch: starts another such process.
+        others: processes of the cores of other replicas, ready.
+        launch_replica: starts a process for a replica with a number; None = there is one core.
 
     Attributes:
         config: resolved.
@@ -61,7 +67,14 @@ class AsyncLLM(EngineClient):
         core_start: phases of the first core's start.
     """
 
-    def __init__(self, parts: FrontEndParts, core: CoreProcess, launch: Callable[[], CoreProcess]) -> None:
+    def __init__(
+        self,
+        parts: FrontEndParts,
+        core: CoreProcess,
+        launch: Callable[[], CoreProcess],
+        others: Sequence[CoreProcess] = (),
+        launch_replica: Callable[[int], CoreProcess] | None = None,
+    ) -> None:
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.chat_template = parts.chat_template
@@ -70,7 +83,8 @@ class AsyncLLM(EngineClient):
         self.last_stats = SchedulerStats()
         self._front = FrontEnd(parts)
         self._streams: dict[str, OutputStream] = {}
-        self._stat_logger = None if parts.config.observability.disable_log_stats else StatLogger()
+        self._stat_loggers: dict[int, StatLogger] = {}
+        self._totals = None if launch_replica is None else TotalStats()
         self.core_start = core.start_phases
         self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
@@ -81,7 +95,11 @@ class AsyncLLM(EngineClient):
         self._plugin_loggers = StatLoggers(parts.config)
         if parts.config.observability.stat_loggers:
             self.step_listeners.append(self._plugin_loggers.record)
-        self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
+        self._supervisor: Supervisor | Replicas
+        if launch_replica is None:
+            self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
+        else:
+            self._supervisor = Replicas(dict(enumerate((core, *others))), launch_replica, self, parts.config)
 
     @classmethod
     def from_config(cls, config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> AsyncLLM:
@@ -104,7 +122,9 @@ class AsyncLLM(EngineClient):
     @classmethod
     def from_start(cls, start: EngineStart, timer: PhaseTimer | None = None) -> AsyncLLM:
         """The second half of `from_config`; `timer` gets its phases. Raises as that does."""
-        return cls(start.finish(timer), start.core, start.launcher())
+        parts = start.finish(timer)
+        launch_replica = start.replica_launcher() if start.others else None
+        return cls(parts, start.core, start.launcher(), start.others, launch_replica)
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:
@@ -148,6 +168,7 @@ class AsyncLLM(EngineClient):
         add_special_tokens: bool = True,
         tenant: TenantShare = NO_TENANT,
         queue_timeout: float | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come, by `sampling_params.output_kind`; the last has `finished`.
 
@@ -163,7 +184,7 @@ class AsyncLLM(EngineClient):
         """
         options = RequestOptions(
             priority=priority, tenant=tenant, queue_timeout=queue_timeout, cache_salt=cache_salt,
-            add_special_tokens=add_special_tokens,
+            add_special_tokens=add_special_tokens, data_parallel_rank=data_parallel_rank,
         )  # fmt: skip
         stream = await self.open_stream(prompt, sampling_params, request_id, options)
         try:
@@ -207,6 +228,9 @@ class AsyncLLM(EngineClient):
         def prepare() -> Submission:
             return self._front.prepare(request_id, prompt, sampling_params, options)
 
+        rank = options.data_parallel_rank
+        if rank is not None:
+            self._check_rank(rank)
         form = sampling_params.structured_outputs
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS
         if is_long or (form is not None and form.is_large):
@@ -223,7 +247,7 @@ class AsyncLLM(EngineClient):
         self._streams[request_id] = stream
         try:
             for message in submission.messages:
-                self._supervisor.add_request(message)
+                self._send(message, rank)
         except BaseException:
             stream.close()
             raise
@@ -235,6 +259,29 @@ class AsyncLLM(EngineClient):
         handles = self._front.handles_of(ids)
         if handles:
             self._supervisor.abort_requests(handles)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas that serve now."""
+        return len(self._supervisor.indexes) if isinstance(self._supervisor, Replicas) else 1
+
+    async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
+        """Add replicas, or remove the last ones, which finish what they run or leave it to others after a time.
+
+        Raises:
+            UnsupportedError: the engine was started with one replica.
+            ValidationError: the number is out of range.
+            QuireError: a replica cannot be started; those that are there stay.
+        """
+        self._require_alive()
+        self._supervisor.attach()
+        if not isinstance(self._supervisor, Replicas):
+            raise UnsupportedError(
+                "this engine was started with one replica, and replicas cannot be added to it",
+                hint="start with data_parallel_size=2 or more", field="data_parallel_size",
+            )  # fmt: skip
+        check_int("data_parallel_size", data_parallel_size, 1, MAX_REPLICAS)
+        await self._supervisor.scale(data_parallel_size, drain_timeout_s)
 
     async def check_health(self) -> None:
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
@@ -252,6 +299,8 @@ class AsyncLLM(EngineClient):
         """As `EngineClient.live_states`."""
         self._require_alive()
         self._supervisor.attach()
+        if isinstance(self._supervisor, Replicas):
+            return await self._supervisor.live_states()
         state = await self._supervisor.call("live_state")
         return [state] if isinstance(state, EngineState) else []
 
@@ -281,11 +330,11 @@ class AsyncLLM(EngineClient):
 
     def on_step(self, step: EngineCoreOutputs) -> None:
         """A step's outputs came."""
-        self.last_stats = step.stats
-        if self._stat_logger is not None:
-            self._stat_logger.record(step)
+        self.last_stats = step.stats if self._totals is None else self._totals.note(step)
+        if not self.config.observability.disable_log_stats:
+            self._stat_logger(step.engine_index).record(step)
             if self._stat_timer is None:
-                self._stat_timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_stats, self._stat_logger)
+                self._stat_timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_stats)
         for listener in self.step_listeners:
             listener(step)
         self._apply(self._front.process(step))
@@ -320,6 +369,22 @@ class AsyncLLM(EngineClient):
 
     # --- within ---
 
+    def _check_rank(self, rank: int) -> None:
+        """Refuse a replica that is not there; raises `ValidationError`."""
+        if isinstance(self._supervisor, Replicas):
+            self._supervisor.check_rank(rank)
+        elif rank != 0:
+            raise ValidationError(
+                f"data_parallel_rank={rank}: this server has one replica, of rank 0",
+                hint="leave it out", field="data_parallel_rank",
+            )  # fmt: skip
+
+    def _send(self, message: EngineCoreRequest, rank: int | None) -> None:
+        if rank is not None and isinstance(self._supervisor, Replicas):
+            self._supervisor.add_request(message, rank)
+        else:
+            self._supervisor.add_request(message)
+
     def _end(self) -> None:
         """End everything but the core."""
         if self._dead is None:
@@ -330,10 +395,19 @@ class AsyncLLM(EngineClient):
         self._forms.close()
         self._plugin_loggers.close()
 
-    def _log_stats(self, stat_logger: StatLogger) -> None:
+    def _stat_logger(self, engine_index: int) -> StatLogger:
+        """That of a replica."""
+        found = self._stat_loggers.get(engine_index)
+        if found is None:
+            name = "" if self._totals is None else f"replica {engine_index}: "
+            found = self._stat_loggers[engine_index] = StatLogger(name=name)
+        return found
+
+    def _log_stats(self) -> None:
         """Log what came since the last line; the next step starts the timer anew."""
         self._stat_timer = None
-        stat_logger.flush()
+        for one in self._stat_loggers.values():
+            one.flush()
 
     def _apply(self, effects: StepResult) -> None:
         if effects.handles_to_abort:

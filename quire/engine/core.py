@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from quire.engine.step_watch import StepWatch
 from quire.errors import EngineDeadError, QuireClientError
 from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.virtual_counters import VirtualCounters
 from quire.scheduler.waiting import Blocked
 from quire.structured_output.manager import GrammarManager, no_pool
 
@@ -64,6 +65,7 @@ class EngineCore:
         give_up_transfers: ends those that can be, with the next steps.
         speculation: adds to outputs what was decided about drafts; None = nothing is drafted.
         observe: the control plane at this moment, given the last refusal of admission; None = it cannot be looked at.
+        service: what the scheduler has served to tenants; None = it shares nothing among them.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class EngineCore:
         give_up_transfers: Callable[[], None] = nothing,
         speculation: SpeculationReports | None = None,
         observe: Callable[[Blocked | None], EngineState] | None = None,
+        service: VirtualCounters | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -95,6 +98,7 @@ class EngineCore:
         self._observe = observe
         self._watch: StepWatch | None = None
         self._blocked: Blocked | None = None  # the last refusal of admission
+        self._service = service
         self._held: frozenset[int] = frozenset()
         self._idle_s = 0.0
         self.num_blocks = num_blocks
@@ -107,6 +111,11 @@ class EngineCore:
     def abort_requests(self, handles: Iterable[int]) -> None:
         """End requests; their blocks are free before the next step."""
         self._scheduler.finish_requests(handles, FinishReason.ABORT)
+
+    def take_over_service(self, counters: Mapping[str, float]) -> None:
+        """Tenants, by name, were served so much by this and other engine cores together."""
+        if self._service is not None:
+            self._service.take_over(counters)
 
     def step(self) -> EngineCoreOutputs | None:
         """Run one step; None when there was nothing to run or to report.

@@ -52,6 +52,7 @@ def build_core(
     logits_processors: Sequence[ProcessorSource] = (),
     on_step: Callable[[int], None] | None = None,
     kv_tier: KVTier | None = None,
+    engine_index: int = 0,
 ) -> EngineCore:
     """An engine core with its model loaded and its KV cache allocated.
 
@@ -61,6 +62,7 @@ def build_core(
         on_step: called with the number of tokens of each step, before it runs.
         kv_tier: the scheduler's half of a tier behind the KV cache; the worker is given the other one by
             `EngineCore.call_worker("register_kv_tier", half)`. None = there is none.
+        engine_index: its number among the engine cores of a server.
 
     Raises:
         QuireError: the model or the machine does not allow it.
@@ -82,20 +84,23 @@ def build_core(
         offload = None if kv_tier is not None else start_tier(config, executor, setup.kv_cache)
         tier = kv_tier if offload is None else offload.tier
         scheduler = make_scheduler(setup, gates=gates, proposer=proposer, tier=tier, controller=controller)
-        kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks)
+        kv_events = start_kv_events(
+            config.observability.kv_events, setup.kv_cache, scheduler.watch_blocks, engine_index
+        )
         return EngineCore(
             executor, scheduler, recovery, num_blocks, on_step, grammars=grammars, kv_events=kv_events,
             on_shutdown=nothing if offload is None else offload.close,
             has_transfers=never if tier is None else lambda: scheduler.has_transfers,
             give_up_transfers=nothing if tier is None else tier.release_blocks, speculation=reports,
             observe=partial(live_state, scheduler),
+            service=getattr(scheduler, "service", None),
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
     from quire.flight_recorder.recorded_scheduler import RecordedScheduler  # late: few engines record
 
     recorded = RecordedScheduler(setup, _make_writer(config, setup), gates, proposer=proposer, controller=controller)
-    kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks)
+    kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks, engine_index)
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
         kv_events=kv_events, speculation=reports, observe=recorded.live_state,

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config import QuireConfig
-from quire.core.wire import CoreFailed, CoreReady, CoreSetup, UtilityCall
+from quire.core.wire import ONLY_REPLICA, CoreFailed, CoreReady, CoreSetup, ReplicaPlace, UtilityCall
 from quire.engine.core_link import CoreLink
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
@@ -48,6 +48,7 @@ class CoreProcess:
         logits_processors: "module:Class" each.
         spare: a process that has its libraries already; None = one is started. Not used for logits processors, whose
             modules are looked for in other places.
+        place: where it runs, as one of several.
 
     Attributes:
         link: where to talk to it, once it is ready.
@@ -58,6 +59,7 @@ class CoreProcess:
         config: QuireConfig,
         logits_processors: Sequence[str] = (),
         spare: SpareProcess | None = None,
+        place: ReplicaPlace = ONLY_REPLICA,
     ) -> None:
         self.link = CoreLink()
         self._spare = spare
@@ -73,6 +75,7 @@ class CoreProcess:
             output_address=self.link.output_address,
             progress_path=str(self.link.directory / "progress"),
             parent_pid=os.getpid(),
+            replica=place,
         )
         self._timeout_s = config.supervision.hang_timeout_s
         self._detector = HangDetector(self._timeout_s)

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -34,8 +35,10 @@ from quire.core.wire import (
     CoreSetup,
     ErrorInfo,
     FromCore,
+    ReplicaPlace,
     RequestRefused,
     StepOutputs,
+    TenantCounters,
     ToCore,
     UtilityCall,
     UtilityResult,
@@ -136,6 +139,8 @@ class EngineCoreProc:
             self._add(message.request)
         elif isinstance(message, AbortRequests):
             self._core.abort_requests(message.handles)
+        elif isinstance(message, TenantCounters):
+            self._core.take_over_service(message.counters)
         else:
             self._call(message)
 
@@ -191,6 +196,7 @@ def main() -> None:
     if begun is None:
         return
     setup, timer = begun
+    _take_place(setup.replica)
     directory = Path(setup.progress_path).parent
     threading.Thread(target=_end_with_parent, args=(directory,), name="parent watch", daemon=True).start()
     context = zmq.Context()
@@ -242,15 +248,30 @@ def _read_setup(*, is_spare: bool) -> tuple[CoreSetup, PhaseTimer] | None:
     return msgspec.msgpack.decode(block, type=CoreSetup), PhaseTimer()
 
 
+def _take_place(place: ReplicaPlace) -> None:
+    """Use the CPUs and the device of this core alone; before any thread is started and CUDA is looked at."""
+    if place.cpus:
+        os.sched_setaffinity(0, place.cpus)
+    if place.gpu is not None:
+        visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[place.gpu] if visible else str(place.gpu)
+
+
 def _build(setup: CoreSetup, progress: Heartbeat, timer: PhaseTimer) -> EngineCore:
     envs.prefer_sleeping_threads()
     with collector_paused():
         with timer.phase("torch"):
             from quire.engine.core_factory import build_core  # late: loads torch
             from quire.platforms.detect import detect_platform
+        place = setup.replica
         platform = detect_platform(setup.config.device.device)
-        processors = setup.logits_processors
-        core = build_core(setup.config, platform, timer, logits_processors=processors, on_step=progress.begin_step)
+        if place.memory_bytes is not None:
+            own_bytes = min(place.memory_bytes, platform.memory.available_bytes)
+            platform = replace(platform, memory=replace(platform.memory, available_bytes=own_bytes))
+        core = build_core(
+            setup.config, platform, timer, logits_processors=setup.logits_processors, on_step=progress.begin_step,
+            engine_index=place.engine_index,
+        )  # fmt: skip
         gc.freeze()  # what the process has by now it keeps: to look through it would stop a step
     return core
 

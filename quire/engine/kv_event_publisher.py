@@ -218,12 +218,16 @@ class KVEventPublisher:
 
 
 def start_kv_events(
-    config: KVEventsConfig, kv_cache_config: KVCacheConfig, watch_blocks: Callable[[KVEventRecorder], None]
+    config: KVEventsConfig,
+    kv_cache_config: KVCacheConfig,
+    watch_blocks: Callable[[KVEventRecorder], None],
+    rank: int = 0,
 ) -> KVEventFlusher:
     """Publish what becomes of blocks, as `config` says.
 
     Args:
         watch_blocks: has a recorder told.
+        rank: data parallel rank: added to the ports, and sent in every batch.
 
     Raises:
         UnsupportedError: no layer of the model keeps whole sequences.
@@ -244,7 +248,7 @@ def start_kv_events(
             hint="add disable_hybrid_kv_cache_manager, which keeps all blocks", field="kv_events_config",
         )  # fmt: skip
     recorder = KVEventRecorder(kv_cache_config.block_size, 0 if len(groups) > 1 else None)
-    publisher = KVEventPublisher(config, recorder)
+    publisher = KVEventPublisher(config, recorder, rank)
     watch_blocks(recorder)
     logger.info("KV events at %s, replay at %s", publisher.endpoint, publisher.replay_endpoint)
     return publisher

@@ -57,8 +57,11 @@ class LLMEngine:
 
     @classmethod
     def from_config(cls, config: QuireConfig, *, in_process: bool = True, **options: Any) -> LLMEngine:
-        """The engine that `config` describes, its core in this process or in another; `options` as `build_parts`."""
-        if not in_process:
+        """The engine that `config` describes, its core in this process or in another; `options` as `build_parts`.
+
+        Several replicas are always in other processes.
+        """
+        if not in_process or config.parallel.data_parallel_size > 1:
             return cls(build_multiprocess_engine(config, **options))
         envs.prefer_sleeping_threads()
         timer = PhaseTimer()

@@ -12,25 +12,34 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from quire.config import QuireConfig
 from quire.config.resolve import UsageContext
+from quire.core.wire import ONLY_REPLICA, ReplicaPlace
 from quire.engine.config_lookup import resolve_config
 from quire.engine.core_launcher import CoreProcess, processor_names
+from quire.engine.data_parallel.places import replica_places
 from quire.engine.named_plugins import note_plugins
 from quire.engine.spare_process import SpareProcess
 from quire.models.model_dir import ModelDir
+from quire.platforms.detect import detect_platform
 from quire.utils.phases import PhaseTimer
 
 if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
+    from quire.engine.core_client.base import EngineCoreClient
     from quire.engine.parts import EngineParts, FrontEndParts
 
 
 def launch_core(
-    config: QuireConfig, logits_processors: Sequence[str] = (), spare: SpareProcess | None = None
+    config: QuireConfig,
+    logits_processors: Sequence[str] = (),
+    spare: SpareProcess | None = None,
+    place: ReplicaPlace = ONLY_REPLICA,
 ) -> CoreProcess:
     """A core's process that has been started, or made of `spare`; `config` is resolved."""
-    core = CoreProcess(config, logits_processors, spare)
+    core = CoreProcess(config, logits_processors, spare, place)
     core.start()
     return core
 
@@ -43,12 +52,16 @@ class EngineStart:
         config: resolved.
         core: its process, on its way.
         logits_processors: "module:Class" each.
+        places: of its replicas, the first of which is `core`'s.
+        others: processes of the other replicas.
     """
 
     config: QuireConfig
     core: CoreProcess
     logits_processors: list[str]
     model_dir: ModelDir
+    places: tuple[ReplicaPlace, ...] = (ONLY_REPLICA,)
+    others: tuple[CoreProcess, ...] = ()
 
     def finish(self, timer: PhaseTimer | None = None, front: FrontEndParts | None = None) -> FrontEndParts:
         """Build the front-end, then wait for the core.
@@ -68,7 +81,7 @@ class EngineStart:
                 if front is None:
                     front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
             with timer.phase("waiting for the engine core"):
-                num_blocks = self.core.wait_ready().num_blocks
+                num_blocks = min(core.wait_ready().num_blocks for core in (self.core, *self.others))
         except BaseException:
             self.cancel()
             raise
@@ -76,13 +89,27 @@ class EngineStart:
 
     def launcher(self) -> Callable[[], CoreProcess]:
         """Starts a process that takes the place of the core, which is ready, when that has ended; does not keep it."""
+        return partial(self.replica_launcher(), 0)
+
+    def replica_launcher(self) -> Callable[[int], CoreProcess]:
+        """Starts a process for the replica with a number; does not keep it. Replicas beyond the first ones share their
+        places.
+        """
         config = with_num_blocks(self.config, self.core.wait_ready().num_blocks)
-        return partial(launch_core, config, self.logits_processors)
+        names, places = self.logits_processors, self.places
+
+        def launch(index: int) -> CoreProcess:
+            place = msgspec.structs.replace(places[index % len(places)], engine_index=index)
+            return launch_core(replica_config(config, index), names, place=place)
+
+        return launch
 
     def cancel(self) -> None:
-        """End the core's process, which has nothing to tidy up yet."""
-        self.core.kill()
-        self.core.close()
+        """End the cores' processes, which have nothing to tidy up yet."""
+        for core in (self.core, *self.others):
+            core.kill()
+        for core in (self.core, *self.others):
+            core.close()
 
 
 def with_num_blocks(config: QuireConfig, num_blocks: int) -> QuireConfig:
@@ -118,7 +145,22 @@ def begin_start(
             spare.close()
         raise
     note_plugins(config, names[len(config.model.logits_processors) :])
-    return EngineStart(config, launch_core(config, names, spare), names, model_dir)
+    if config.parallel.data_parallel_size == 1:
+        return EngineStart(config, launch_core(config, names, spare), names, model_dir)
+    if spare is not None:
+        spare.close()
+    places = tuple(replica_places(config, detect_platform(config.device.device)))
+    cores = [launch_core(replica_config(config, index), names, place=place) for index, place in enumerate(places)]
+    return EngineStart(config, cores[0], names, model_dir, places, tuple(cores[1:]))
+
+
+def replica_config(config: QuireConfig, index: int) -> QuireConfig:
+    """`config` for one replica: what it writes is beside what the others write."""
+    directory = config.observability.flight_recorder
+    if directory is None or not index:
+        return config
+    observability = dataclasses.replace(config.observability, flight_recorder=f"{directory}/engine-{index}")
+    return dataclasses.replace(config, observability=observability)
 
 
 def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> EngineParts:
@@ -128,13 +170,18 @@ def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequenc
     from quire.engine.parts import EngineParts
 
     front = start.finish()
+    client: EngineCoreClient = SyncMPClient(start.core)
+    if start.others:
+        from quire.engine.data_parallel.sync_replicas import SyncReplicas
+
+        client = SyncReplicas([SyncMPClient(core) for core in (start.core, *start.others)], front.config)
     return EngineParts(
         config=front.config,
         input_processor=front.input_processor,
         tokenizer=front.tokenizer,
         chat_template=front.chat_template,
         defaults=front.defaults,
-        client=SyncMPClient(start.core),
+        client=client,
     )
 
 

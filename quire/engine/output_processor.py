@@ -138,8 +138,10 @@ class OutputProcessor:
 
     def _note_events(self, step: EngineCoreOutputs) -> None:
         for event in step.events:
-            if event.handle in self._by_handle:
-                self._by_handle[event.handle][1].note_event(event)
+            found = self._by_handle.get(event.handle)
+            if found is not None:
+                found[1].note_event(event)
+                found[1].stats.engine_index = step.engine_index
 
     def _note_drafts(self, drafts: DraftOutcomes) -> None:
         for handle, num_drafted, num_accepted in drafts.items():

@@ -6,7 +6,7 @@ Called by the HTTP layer, which knows no more of the engine than this.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
@@ -19,6 +19,18 @@ from quire.tokenization.chat_template import ChatTemplate
 from quire.tokenization.tokenizer import Tokenizer
 
 StepListener = Callable[[EngineCoreOutputs], None]
+
+
+@runtime_checkable
+class Scalable(Protocol):
+    """An engine whose number of replicas can change while it serves."""
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Replicas that serve now."""
+
+    async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
+        """Add or remove replicas; those that leave have so many seconds to finish what they run."""
 
 
 class EngineClient(Protocol):

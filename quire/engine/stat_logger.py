@@ -29,9 +29,13 @@ class StatLogger:
     Args:
         clock: seconds.
         interval_s: seconds between lines.
+        name: what lines begin with.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, interval_s: float = INTERVAL_S, name: str = ""
+    ) -> None:
+        self._name = name
         self._clock = clock
         self._interval_s = interval_s
         self._stats = SchedulerStats()
@@ -66,8 +70,9 @@ class StatLogger:
             return
         seconds, stats = max(1e-3, self._clock() - self._start), self._stats
         logger.info(
-            "%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting%s, %d preemptions, "
+            "%s%.0f tokens/s computed, %.0f tokens/s generated, %d running, %d waiting%s, %d preemptions, "
             "KV cache %.1f%% used, prefix cache hits %.1f%%%s",
+            self._name,
             self._num_computed / seconds,
             self._num_generated / seconds,
             stats.num_running,

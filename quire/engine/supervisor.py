@@ -19,10 +19,11 @@ import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
-from quire.core.wire import FromCore, RequestRefused, StepOutputs
+from quire.core.wire import FromCore, RequestRefused, StepOutputs, ToCore
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.fault_bisector import FaultBisector
+from quire.engine.output_stream import noop
 from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireError
 from quire.logger import get_logger
 
@@ -57,7 +58,7 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True)
-class _Live:
+class LiveRequest:
     """A request that was sent and has not ended.
 
     Attributes:
@@ -84,6 +85,7 @@ class Supervisor:
         launch: starts another one.
         listener: its callbacks.
         max_restarts: cores in a row that may die without any progress.
+        on_unavailable: called when another core could not be started; requests may be taken then.
 
     Attributes:
         is_paused: no steps are run.
@@ -97,11 +99,13 @@ class Supervisor:
         launch: Callable[[], CoreProcess],
         listener: Listener,
         max_restarts: int = 5,
+        on_unavailable: Callable[[], None] = noop,
     ) -> None:
         self._launch = launch
         self._listener = listener
         self._max_restarts = max_restarts
-        self._live: dict[int, _Live] = {}
+        self._on_unavailable = on_unavailable
+        self._live: dict[int, LiveRequest] = {}
         self._bisector = FaultBisector()
         self._core = core
         self._client: AsyncMPClient | None = None
@@ -125,6 +129,11 @@ class Supervisor:
         return self._client is None and self._loop is not None
 
     @property
+    def has_stopped(self) -> bool:
+        """True once no other core will be started."""
+        return self._is_closed
+
+    @property
     def stalled_s(self) -> float:
         """Seconds for which the core should have advanced and did not."""
         return self._core.stalled_s
@@ -145,7 +154,7 @@ class Supervisor:
 
     def add_request(self, message: EngineCoreRequest) -> None:
         """Send a request; it stays live until it ends, whatever becomes of the core."""
-        live = self._live[message.handle] = _Live(message)
+        live = self._live[message.handle] = LiveRequest(message)
         if message.queue_timeout_s:
             live.deadline_s = time.monotonic() + message.queue_timeout_s
         self._send(live)
@@ -160,6 +169,31 @@ class Supervisor:
             self._try(lambda client: client.abort_requests(sent))
         for handle in set(wanted) - set(sent):
             self._end_aborted(handle)
+
+    def tell(self, message: ToCore) -> None:
+        """Send what needs no answer; nothing when there is no core, which begins without it."""
+        if self._client is not None:
+            self._try(lambda client: client.tell(message))
+
+    def adopt(self, live: LiveRequest) -> None:
+        """Take over a request of another supervisor; it goes on behind the tokens that it has put out."""
+        live.is_sent, live.was_lost = False, True
+        self._live[live.message.handle] = live
+        self._resend(live)
+
+    def release_all(self) -> list[LiveRequest]:
+        """Give up all requests, for others to adopt; those whose end was asked for end. The core must be gone."""
+        for handle in [handle for handle, live in self._live.items() if live.is_aborting]:
+            self._end_aborted(handle)
+        released = list(self._live.values())
+        self._live.clear()
+        self._bisector = FaultBisector()
+        return released
+
+    def disconnect(self) -> None:
+        """Take nothing more from the core, which will be ended; its requests can be released then."""
+        self._is_closed = True
+        self._disconnect()
 
     async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
         """Call a utility of the core; waits for a core when there is none now."""
@@ -216,7 +250,7 @@ class Supervisor:
             await asyncio.wait([restarting])
         await asyncio.to_thread(self._core.close)
 
-    def _send(self, live: _Live) -> None:
+    def _send(self, live: LiveRequest) -> None:
         if self._client is None or not self._bisector.may_run(live.message.handle):
             return
         live.is_sent = self._try(lambda client: client.add_request(live.message))
@@ -301,6 +335,7 @@ class Supervisor:
                 except QuireError as error:
                     logger.error("the engine core cannot be restarted: %s", error)
                     reason = error.message
+                    self._on_unavailable()
                     await asyncio.sleep(RETRY_S * 2**self._num_failed_restarts)
         except EngineDeadError as error:
             self._give_up(error)
@@ -365,7 +400,7 @@ class Supervisor:
         for live in list(self._live.values()):
             self._resend(live)
 
-    def _resend(self, live: _Live) -> None:
+    def _resend(self, live: LiveRequest) -> None:
         """Send a request again, with what it has put out by now."""
         handle = live.message.handle
         if live.is_sent or self._client is None or not self._bisector.may_run(handle):
@@ -383,5 +418,6 @@ class Supervisor:
 
     def _give_up(self, error: EngineDeadError) -> None:
         self._is_closed = True
+        self._on_unavailable()
         self._live.clear()
         self._listener.on_dead(error)

@@ -38,16 +38,19 @@ class EngineMetrics:
         config: resolved.
         model_name: label of every series.
         server: what the server counts, which may have other engines; None = this is its only one.
+        engine_index: its number among the replicas of the model.
 
     Attributes:
         registry: the engine's series.
         drafts: what drafts come to; None = nothing is drafted.
     """
 
-    def __init__(self, config: QuireConfig, model_name: str, server: ServerMetrics | None = None) -> None:
+    def __init__(
+        self, config: QuireConfig, model_name: str, server: ServerMetrics | None = None, engine_index: int = 0
+    ) -> None:
         self.registry = CollectorRegistry()
         self.server = server or ServerMetrics()
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._labels = {"model_name": model_name, "engine": str(engine_index)}
         self._max_len = config.model.max_model_len or 1
         self._make_step_metrics()
         self.drafts: DraftMetrics | None = None
@@ -136,8 +139,8 @@ class EngineMetrics:
             self._prefill.observe(stats.first_token_ts - stats.scheduled_ts)
             self._inference.observe(stats.last_token_ts - stats.scheduled_ts)
 
-    def record_finish(self, reason: str) -> None:
-        """One answer ended for `reason`."""
+    def record_finish(self, reason: str, engine_index: int = 0) -> None:
+        """One answer of a replica ended for `reason`."""
         self._success[reason].inc()
 
     def record_refusal(self, reason: str, tenant: str) -> None:
@@ -331,7 +334,7 @@ class EngineMetrics:
 
     def _make_info(self, config: QuireConfig) -> None:
         cache = {name: str(value) for name, value in dataclasses.asdict(config.cache).items()}
-        labels = {**cache, **_as_vllm(config.cache, self._max_len), "engine": "0"}
+        labels = {**cache, **_as_vllm(config.cache, self._max_len), "engine": self._labels["engine"]}
         Gauge("vllm:cache_config_info", "Settings of the KV cache.", list(labels), registry=self.registry).labels(
             **labels
         ).set(1)

@@ -83,6 +83,9 @@ class FairOrder:
         expected: how long answers become, for those rankings.
         table: of the running requests.
         kv: of the blocks that are shared.
+
+    Attributes:
+        service: what tenants were served.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class FairOrder:
         self._expected = expected
         self._table = table
         self._kv = kv
-        self._counters = VirtualCounters()
+        self.service: VirtualCounters | None = VirtualCounters()
+        self._counters = self.service
         self._turns = TenantTurns(table)
         self.queue = TenantQueues(self._counters)
 

@@ -109,6 +109,7 @@ class Scheduler:
         self._running = RunningRows(self._table)
         self._drafts = Drafts(proposer, controller, self._table, self._kv)
         self._order = make_scheduling_policy(scheduler_config.scheduling_policy, self._table, self._kv)
+        self.service = self._order.service  # what tenants were served; None = the policy shares nothing among them
         self._requests = UnfinishedRequests(clock)
         self._outbox = Outbox(clock)
         watermark, *more_watermarks = watermark_counts(cache_config, kv_cache_config)

@@ -18,6 +18,7 @@ from quire.scheduler.request_queue import RequestQueue
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
 from quire.scheduler.step_costs import StepCosts
+from quire.scheduler.virtual_counters import VirtualCounters
 
 
 class WaitingRequests(Protocol):
@@ -47,7 +48,10 @@ class SchedulingPolicy(Protocol):
 
     Attributes:
         queue: those that wait.
+        service: what tenants were served; None = it is of no interest.
     """
+
+    service: VirtualCounters | None
 
     @property
     def queue(self) -> WaitingRequests:
@@ -111,6 +115,7 @@ class RankOrder:
         self._expected = expected
         self._table = table
         self.queue = RequestQueue()
+        self.service: VirtualCounters | None = None
 
     def enter(self, request: Request, arrival: int) -> None:
         """As `SchedulingPolicy`."""

@@ -7,6 +7,8 @@ Source: Sheng et al. 2024 (Fairness in Serving Large Language Models), Algorithm
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 # Service of one token, as in the paper's section 3.1: to compute one of a prompt, and to make one of an answer.
@@ -37,6 +39,16 @@ class VirtualCounters:
         self._free = list(range(7, -1, -1))
         self._last = 0  # the slot that was charged for a prompt last
         self._num_turns = 0
+        self._is_shared = False
+
+    def take_over(self, counters: Mapping[str, float]) -> None:
+        """Other engines serve the tenants, too: their counters by name, which from now on are lifted by the sender."""
+        self._is_shared = True
+        for name, counter in counters.items():
+            slot = self._slots.get(name)
+            if slot is None:
+                slot = self._slots[name] = self._new_slot()
+            self.counters[slot] = counter
 
     def slot_of(self, name: str, weight: float) -> int:
         """The slot of a tenant, one of whose requests has arrived; counted until `leave`."""
@@ -56,8 +68,9 @@ class VirtualCounters:
 
         This is the counter lift of the VTC paper.
         """
-        floor = float(self.counters[waiting].min() if waiting else self.counters[self._last])
-        self.counters[slot] = max(float(self.counters[slot]), floor)
+        if not self._is_shared:
+            floor = float(self.counters[waiting].min() if waiting else self.counters[self._last])
+            self.counters[slot] = max(float(self.counters[slot]), floor)
         self._num_turns += 1
         self.turns[slot] = self._num_turns
 

@@ -27,13 +27,15 @@ REASONS = {
     PAUSES: (
         "sleep", "wake_up", "is_sleeping", "pause", "resume", "is_paused", "collective_rpc",
         "init_weight_transfer_engine",
-        "start_weight_update", "update_weights", "finish_weight_update", "scale_elastic_ep", "is_scaling_elastic_ep",
+        "start_weight_update", "update_weights", "finish_weight_update", "is_scaling_elastic_ep",
         "fault_tolerance", "release_kv_cache_memory", "abort_requests", "get_world_size",
     ),
     PROFILES: ("start_profile", "stop_profile"),
     SPLIT: ("render", "derender", "inference"),
     "there is no media cache": ("reset_mm_cache", "reset_encoder_cache"),
-    "it needs an operator API key; configure API keys (--api-key-file)": ("reset_prefix_cache", "server_info"),
+    "it needs an operator API key; configure API keys (--api-key-file)": (
+        "reset_prefix_cache", "server_info", "scale_elastic_ep",
+    ),
     "that page would load external scripts; see /docs": ("redoc",),
 }  # fmt: skip
 BY_NAME = {name: reason for reason, names in REASONS.items() for name in names}

@@ -53,7 +53,9 @@ class Exchange:
         return max(waits, default=None)
 
 
-async def ask(port: int, path: str, body: Any = None, exchange: Exchange | None = None) -> Exchange:
+async def ask(
+    port: int, path: str, body: Any = None, exchange: Exchange | None = None, key: str | None = None
+) -> Exchange:
     """Send a request (POST when it has a body) and read the answer to its end, into `exchange` as it comes."""
     exchange = exchange or Exchange()
     try:
@@ -61,7 +63,7 @@ async def ask(port: int, path: str, body: Any = None, exchange: Exchange | None 
     except OSError:
         return exchange
     try:
-        writer.write(request_bytes(path, body))
+        writer.write(request_bytes(path, body, key))
         await _read_answer(reader, exchange)
     except (OSError, asyncio.IncompleteReadError, ValueError):
         pass  # the exchange says how far it came
@@ -70,10 +72,11 @@ async def ask(port: int, path: str, body: Any = None, exchange: Exchange | None 
     return exchange
 
 
-def request_bytes(path: str, body: Any = None) -> bytes:
+def request_bytes(path: str, body: Any = None, key: str | None = None) -> bytes:
     """A request that closes its connection."""
     content = b"" if body is None else json.dumps(body).encode()
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    head += "" if key is None else f"authorization: Bearer {key}\r\n"
     return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 

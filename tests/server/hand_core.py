@@ -104,19 +104,23 @@ class HandCore:
         self.link.close()
 
 
+def make_parts(**settings: Any) -> FrontEndParts:
+    """A front end with the embedded model's tokenizer."""
+    path = resolve_model_path("leaf", None, None)
+    tokenizer, defaults = load_tokenizer(path), GenerationDefaults(eos_token_id=2)
+    limits = InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
+    return FrontEndParts(
+        config=scripted_config(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE, **settings),
+        input_processor=InputProcessor(limits, tokenizer, defaults),
+        tokenizer=tokenizer, chat_template=load_chat_template(tokenizer), defaults=defaults,
+    )  # fmt: skip
+
+
 class HandEngine(AsyncLLM):
     """An engine on such a core, with the embedded model's tokenizer."""
 
     def __init__(self, core: Any) -> None:
-        path = resolve_model_path("leaf", None, None)
-        tokenizer, defaults = load_tokenizer(path), GenerationDefaults(eos_token_id=2)
-        limits = InputLimits(vocab_size=VOCAB_SIZE, max_model_len=MAX_MODEL_LEN)
-        parts = FrontEndParts(
-            config=scripted_config(max_model_len=MAX_MODEL_LEN, block_size=BLOCK_SIZE),
-            input_processor=InputProcessor(limits, tokenizer, defaults),
-            tokenizer=tokenizer, chat_template=load_chat_template(tokenizer), defaults=defaults,
-        )  # fmt: skip
-        super().__init__(parts, core, lambda: core)
+        super().__init__(make_parts(), core, lambda: core)
 
     async def check_health(self) -> None:
         """Begins to listen; nobody turns the core yet."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.live_state import EngineState
-from quire.core.wire import AbortRequests, AddRequest, FromCore, UtilityCall, UtilityResult
+from quire.core.wire import AbortRequests, AddRequest, FromCore, ToCore, UtilityCall, UtilityResult
 from quire.engine.core_launcher import CoreProcess
 from quire.errors import EngineDeadError
 
@@ -44,6 +44,10 @@ class AsyncMPClient:
     def abort_requests(self, handles: Iterable[int]) -> None:
         """Ask for requests to end; each still gets a final output."""
         self._core.link.send(AbortRequests(list(handles)))
+
+    def tell(self, message: ToCore) -> None:
+        """Send what needs no answer."""
+        self._core.link.send(message)
 
     async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
         """Call a utility of the core; its value.

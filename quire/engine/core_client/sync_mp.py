@@ -10,7 +10,16 @@ from collections import deque
 from collections.abc import Iterable
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
-from quire.core.wire import AbortRequests, AddRequest, FromCore, RequestRefused, StepOutputs, UtilityCall, UtilityResult
+from quire.core.wire import (
+    AbortRequests,
+    AddRequest,
+    FromCore,
+    RequestRefused,
+    StepOutputs,
+    ToCore,
+    UtilityCall,
+    UtilityResult,
+)
 from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.core_launcher import CoreProcess
 from quire.errors import EngineDeadError
@@ -50,6 +59,26 @@ class SyncMPClient(EngineCoreClient):
         """Ask for requests to end; each still gets a final output."""
         self._core.link.send(AbortRequests(list(handles)))
 
+    def tell(self, message: ToCore) -> None:
+        """Send what needs no answer."""
+        self._core.link.send(message)
+
+    @property
+    def fd(self) -> int:
+        """As `CoreLink.fd`."""
+        return self._core.link.fd
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True while steps will come."""
+        return bool(self._live or self._steps)
+
+    def poll_output(self) -> EngineCoreOutputs | None:
+        """A step's outputs, if they have come."""
+        while not self._steps and self._receive_one(0.0) is not None:
+            pass
+        return self._steps.popleft() if self._steps else None
+
     def get_output(self) -> EngineCoreOutputs | None:
         """The next step's outputs; None when nothing is unfinished."""
         while not self._steps:
@@ -77,12 +106,16 @@ class SyncMPClient(EngineCoreClient):
     def _receive(self) -> FromCore:
         """The next message; a step's outputs are kept for `get_output` too."""
         while True:
-            is_alive = self._core.is_alive
-            message = self._core.link.receive(POLL_S)
+            message = self._receive_one(POLL_S)
             if message is not None:
-                break
-            if not is_alive:
-                raise EngineDeadError("the engine core process has exited", hint="create a new engine")
+                return message
+
+    def _receive_one(self, timeout_s: float) -> FromCore | None:
+        """As `_receive`; None when nothing has come in time."""
+        is_alive = self._core.is_alive
+        message = self._core.link.receive(timeout_s)
+        if message is None and not is_alive:
+            raise EngineDeadError("the engine core process has exited", hint="create a new engine")
         if isinstance(message, StepOutputs):
             self._steps.append(message.outputs)
             self._live.difference_update(one.handle for one in message.outputs.finished)

@@ -274,7 +274,7 @@ class _RequestMetrics:
         for answer in output.outputs:
             if answer.finish_reason is not None:
                 self.num_open -= 1
-                self._metrics.record_finish(answer.finish_reason)
+                self._metrics.record_finish(answer.finish_reason, output.metrics.engine_index)
                 failed = failed or answer.finish_reason == "error"
         if output.finished:
             self.num_open = 0

@@ -41,6 +41,7 @@ logger = get_logger(__name__)
 
 JSON = "application/json"
 PRIORITY_HEADER = "X-Vllm-Priority"
+RANK_HEADER = "X-data-parallel-rank"
 BAD_ID = "X-Request-Id is ignored: it has characters other than letters, digits, _ - . : +, or more than 128"
 INTEGER = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
@@ -169,6 +170,7 @@ class ChatService:
         options = RequestOptions(
             priority=known.tenant.priority(_priority(request, body)), tenant=known.tenant.share,
             queue_timeout=body.queue_timeout, cache_salt=salt, add_special_tokens=False,
+            data_parallel_rank=_data_parallel_rank(request),
         )  # fmt: skip
         work = GenerationJob(
             public_id=public_id(prefix, known.request_id, body.request_id),
@@ -238,6 +240,22 @@ async def collect(run: Run, num_prompts: int) -> list[RequestOutput]:
 def cut_of(body: GenerationFields, params: SamplingParams) -> Truncation:
     """How a prompt is to be truncated, as `body` asks."""
     return Truncation(body.truncate_prompt_tokens, body.truncation_side or "left", params.max_tokens or 1)
+
+
+def _data_parallel_rank(request: Request) -> int | None:
+    """The replica that a request's header asks for.
+
+    Raises:
+        ValidationError: the header is no number.
+    """
+    header = request.headers.get(RANK_HEADER)
+    if header is None:
+        return None
+    if not INTEGER.fullmatch(header.strip()):
+        raise ValidationError(
+            f"{RANK_HEADER}: {shown(header)} is not a valid integer", hint="leave it out", field="data_parallel_rank"
+        )
+    return check_int("data_parallel_rank", int(header), 0)
 
 
 def _priority(request: Request, body: GenerationFields) -> int | None:

@@ -12,8 +12,10 @@ import time
 from dataclasses import dataclass, field
 
 from quire.config.server import ServerConfig
+from quire.engine.data_parallel.totals import TotalStats
 from quire.engine.protocol import EngineClient
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.replica_metrics import ReplicaMetrics
 from quire.metrics.server_metrics import ServerMetrics
 from quire.server.chat.cache_view import CacheView
 from quire.server.chat.parsing import Parsing
@@ -191,9 +193,11 @@ def make_model_state(
     """
     config, model = config or parts.config, engine.config.model
     names = list(model.served_model_names) or [model.model]
-    metrics = metrics or EngineMetrics(engine.config, names[0], parts.metrics)
+    num_replicas = engine.config.parallel.data_parallel_size
+    make_metrics = EngineMetrics if num_replicas == 1 else ReplicaMetrics
+    metrics = metrics or make_metrics(engine.config, names[0], parts.metrics)
     prompts = PromptReader(engine, config.api, parts.workers)
-    max_num_seqs = engine.config.scheduler.max_num_seqs or 1
+    max_num_seqs = num_replicas * (engine.config.scheduler.max_num_seqs or 1)
     state = ServerState(
         parts=parts,
         engine=engine,
@@ -215,7 +219,11 @@ def make_model_state(
     )
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
     engine.step_listeners.append(metrics.record_step)
-    engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
+    if num_replicas == 1:
+        engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
+    else:
+        totals = TotalStats()
+        engine.step_listeners.append(lambda step: state.admission.note_step(totals.note(step)))
     return state
 
 

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.config import QuireConfig
+from quire.engine.protocol import Scalable
 from quire.errors import EngineDeadError, ValidationError
 from quire.metrics.draft_metrics import DraftMetrics
 from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
@@ -111,11 +112,17 @@ class InfoRoutes(PlainRoutes):
                 FORBIDDEN,
                 "server settings need operator rights, which this API key lacks (operator: true in the key file)",
             )
-        config = self._state.engine.config
+        engine = self._state.engine
+        config = engine.config
         speculation = speculation_info(config, self._state.metrics.drafts)
-        return _json(
-            {"version": __version__, "config": dataclasses.asdict(config), "speculative_decoding": speculation}
-        )
+        content: dict[str, Any] = {
+            "version": __version__,
+            "config": dataclasses.asdict(config),
+            "speculative_decoding": speculation,
+        }
+        if isinstance(engine, Scalable):
+            content["data_parallel_size"] = engine.data_parallel_size
+        return _json(content)
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What the tokenizer's own settings say, with the chat template."""

@@ -6,17 +6,32 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.engine.protocol import Scalable
 from quire.errors import UnsupportedError, ValidationError
 from quire.logger import get_logger
+from quire.server.chat.protocol.reading import RequestFields
+from quire.server.chat.reading import release
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import FORBIDDEN, ApiError
 from quire.server.http.request_scope import scope_of
-from quire.utils.checks import shown
+from quire.utils.checks import check_float, check_int, shown
 
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 IN_USE = "KV blocks are in use; with reset_running_requests=true running requests are preempted and recompute theirs"
 
+MAX_DRAIN_S = 86_400.0
+
 logger = get_logger(__name__)
+
+
+class ScaleRequest(msgspec.Struct, kw_only=True):
+    """How many replicas there shall be."""
+
+    new_data_parallel_size: int
+    drain_timeout: float = 120.0
+
+
+SCALE_FIELDS = RequestFields(ScaleRequest)
 
 
 class OperatorRoutes:
@@ -31,6 +46,20 @@ class OperatorRoutes:
         is_done = await self._state.engine.reset_prefix_cache(resets_running(request))
         logger.info("prefix cache: %s", "reset" if is_done else "not reset: KV blocks are in use")
         answer = {"success": is_done} if is_done else {"success": False, "message": IN_USE}
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def scale(self, request: Request) -> Response:
+        """Add or remove replicas, as vLLM's route of this name; answers when it is done."""
+        self._require_operator(request)
+        engine = self._state.engine
+        body, _ = await self._state.bodies.read_fields(request, SCALE_FIELDS)
+        release(request)
+        if not isinstance(engine, Scalable):
+            raise UnsupportedError("this server's engine has no replicas", hint="start with data_parallel_size=2")
+        size = check_int("new_data_parallel_size", body.new_data_parallel_size, 1)
+        logger.info("replicas: %d are there, %d are asked for", engine.data_parallel_size, size)
+        await engine.scale(size, check_float("drain_timeout", body.drain_timeout, minimum=0.0, maximum=MAX_DRAIN_S))
+        answer = {"message": f"Scaled to {size} data parallel engines", "data_parallel_size": engine.data_parallel_size}
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
     def _require_operator(self, request: Request) -> None:

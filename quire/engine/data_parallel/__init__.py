@@ -1,0 +1,1 @@
+"""Data parallelism: several engine cores, each with the whole model, behind one front-end."""

@@ -1,0 +1,356 @@
+"""Replicas: several supervised engine cores, to `AsyncLLM` as one supervisor. Used on its event loop.
+
+Owns a `Supervisor` for each replica, which replica each request is with, and what tenants were served by all. A replica
+that dies is restarted as a single core is, and its requests wait for it: one that brings down its core must not go
+round. When another core cannot be started they go on at another replica behind the tokens they have put out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+from quire.config import QuireConfig
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.live_state import EngineState
+from quire.engine.core_launcher import CoreProcess
+from quire.engine.data_parallel.placement import Placement
+from quire.engine.data_parallel.shared_service import SharedService
+from quire.engine.supervisor import Listener, LiveRequest, Supervisor
+from quire.errors import EngineDeadError, QuireError, ValidationError
+from quire.logger import get_logger
+
+DRAIN_POLL_S = 0.05
+
+logger = get_logger(__name__)
+
+
+class Replica:
+    """One replica; the listener of its supervisor.
+
+    Attributes:
+        index: its number, as in metrics.
+        supervisor: keeps its core running.
+        is_draining: it is about to be removed and gets no more requests.
+        is_gone: it could not be started again, and has stopped for good.
+    """
+
+    def __init__(self, owner: Replicas, index: int, core: CoreProcess, launch: Callable[[], CoreProcess]) -> None:
+        self._owner = owner
+        self.index = index
+        self.is_draining = self.is_gone = False
+        self.supervisor = Supervisor(
+            core, launch, self, owner.max_restarts, on_unavailable=lambda: owner.hand_over(self)
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """True when it can be given requests."""
+        return not self.is_draining and not self.is_gone and not self.supervisor.is_restarting
+
+    def on_step(self, step: EngineCoreOutputs) -> None:
+        """As `Listener`."""
+        self._owner.on_step(self, step if not self.index else replace(step, engine_index=self.index))
+
+    def on_failed(self, handle: int, error: QuireError) -> None:
+        """As `Listener`."""
+        self._owner.forget(handle)
+        self._owner.listener.on_failed(handle, error)
+
+    def on_aborted(self, handle: int) -> None:
+        """As `Listener`."""
+        self._owner.forget(handle)
+        self._owner.listener.on_aborted(handle)
+
+    def on_dead(self, error: EngineDeadError) -> None:
+        """As `Listener`: of this replica alone."""
+        self._owner.on_gone(self, error)
+
+    def restart(self, handle: int) -> list[int] | None:
+        """As `Listener`."""
+        return self._owner.resend(self, handle)
+
+
+class Replicas:
+    """Replicas of one engine.
+
+    Args:
+        cores: processes of engine cores that are ready, by the index of their replica.
+        launch: starts a core for a replica.
+        listener: its callbacks.
+        config: resolved.
+
+    Attributes:
+        is_paused: no steps are run.
+        max_restarts: cores in a row of a replica that may die without any progress.
+    """
+
+    def __init__(
+        self,
+        cores: dict[int, CoreProcess],
+        launch: Callable[[int], CoreProcess],
+        listener: Listener,
+        config: QuireConfig,
+    ) -> None:
+        self.listener = listener
+        self.max_restarts = config.supervision.max_restarts
+        self.is_paused = False
+        self._launch = launch
+        is_fair = config.scheduler.scheduling_policy == "fair"
+        capacity_tokens = (config.cache.num_blocks or 0) * (config.cache.block_size or 1)
+        self._placement = Placement(capacity_tokens, is_fair=is_fair, has_cache=config.cache.enable_prefix_caching)
+        self._service = SharedService() if is_fair else None
+        self._replicas: dict[int, Replica] = {}
+        self._groups: dict[int, int] = {}  # first handle of a group of answers -> its replica
+        self._is_attached = False
+        self._scaling = asyncio.Lock()
+        self._num_restarts_before = self._num_resumed_before = 0
+        for index, core in cores.items():
+            self._add(index, core)
+
+    @property
+    def indexes(self) -> list[int]:
+        """Numbers of the replicas that serve, or will again."""
+        return sorted(index for index, one in self._replicas.items() if not one.is_gone and not one.is_draining)
+
+    @property
+    def core_pid(self) -> int | None:
+        """Process id of the first replica's core."""
+        pids = self.core_pids
+        return pids[min(pids)] if pids else None
+
+    @property
+    def core_pids(self) -> dict[int, int | None]:
+        """Process ids of all cores, by replica."""
+        return {index: self._replicas[index].supervisor.core_pid for index in self.indexes}
+
+    @property
+    def num_restarts(self) -> int:
+        """Cores that were replaced."""
+        return self._num_restarts_before + sum(one.supervisor.num_restarts for one in self._replicas.values())
+
+    @property
+    def num_resumed(self) -> int:
+        """Answers that were continued on another core."""
+        return self._num_resumed_before + sum(one.supervisor.num_resumed for one in self._replicas.values())
+
+    def attach(self) -> None:
+        """As `Supervisor`."""
+        self._is_attached = True
+        for one in self._replicas.values():
+            if not one.is_gone:
+                one.supervisor.attach()
+
+    # --- requests ---
+
+    def add_request(self, message: EngineCoreRequest, rank: int | None = None) -> None:
+        """Send a request to a replica.
+
+        Args:
+            rank: of the replica that it must be; None = any.
+
+        Raises:
+            ValidationError: there is no such replica.
+        """
+        index = self._choose(message, rank)
+        if self._service is not None:
+            self._replicas[index].supervisor.tell(self._service.add(message, index))
+        self._replicas[index].supervisor.add_request(message)
+
+    def check_rank(self, rank: int) -> None:
+        """Refuse a replica that is not there; raises `ValidationError`."""
+        if rank not in self.indexes:
+            raise ValidationError(
+                f"data_parallel_rank={rank} is not a replica of this server",
+                hint=f"use one of {', '.join(map(str, self.indexes))}, or leave it out",
+                field="data_parallel_rank",
+            )
+
+    def abort_requests(self, handles: Iterable[int]) -> None:
+        """Ask for requests to end."""
+        by_replica: dict[int, list[int]] = {}
+        for handle in handles:
+            index = self._placement.replica_of(handle)
+            if index is not None:
+                by_replica.setdefault(index, []).append(handle)
+        for index, of_replica in by_replica.items():
+            self._replicas[index].supervisor.abort_requests(of_replica)
+
+    def forget(self, handle: int) -> None:
+        """A request has ended."""
+        self._placement.remove(handle)
+        self._groups.pop(handle, None)
+        if self._service is not None:
+            self._service.remove(handle)
+
+    def resend(self, replica: Replica, handle: int) -> list[int] | None:
+        """A request is about to be sent again: its tokens so far."""
+        token_ids = self.listener.restart(handle)
+        if token_ids is None:
+            self.forget(handle)
+        elif self._service is not None and (counters := self._service.move(handle, replica.index)) is not None:
+            replica.supervisor.tell(counters)
+        return token_ids
+
+    def on_step(self, replica: Replica, step: EngineCoreOutputs) -> None:
+        """A step's outputs came."""
+        for handle in step.handles.tolist():
+            self._placement.note_first_token(handle)
+        if self._service is not None:
+            self._service.note_step(replica.index, step)
+            for index, counters in self._service.due():
+                self._replicas[index].supervisor.tell(counters)
+        for end in step.finished:
+            self.forget(end.handle)
+        self.listener.on_step(step)
+
+    def _choose(self, message: EngineCoreRequest, rank: int | None) -> int:
+        """The replica for a request: that of the answers which share its prompt, the one it asks for, or the best."""
+        allowed = [rank] if rank is not None else self._allowed()
+        if rank is not None:
+            self.check_rank(rank)
+        together = None if message.fork_group is None else self._groups.get(message.fork_group)
+        if together in self._replicas and message.fork_group != message.handle:
+            allowed = [together]
+        index = self._placement.place(message, allowed)
+        if message.fork_group == message.handle:
+            self._groups[message.handle] = index
+        return index
+
+    def _allowed(self) -> list[int]:
+        """Replicas that can be given requests; those that restart when there is no other."""
+        ready = [index for index, one in self._replicas.items() if one.is_ready]
+        allowed = ready or self.indexes
+        if not allowed:
+            raise EngineDeadError("no replica of the engine is left", hint="make a new engine")
+        return allowed
+
+    # --- replicas come and go ---
+
+    def on_gone(self, replica: Replica, error: EngineDeadError) -> None:
+        """A replica has stopped for good; the last one takes the engine with it."""
+        replica.is_gone = True
+        self._placement.remove_replica(replica.index)
+        if not self.indexes:
+            self.listener.on_dead(error)
+            return
+        if self._service is not None:
+            self._service.remove_replica(replica.index)
+        logger.error("replica %d is given up: %s; %d are left", replica.index, error.message, len(self.indexes))
+
+    def hand_over(self, replica: Replica) -> None:
+        """A replica's core cannot be started: its requests go on at others, if any is ready.
+
+        When it will not be tried again they wait for one that restarts, too.
+        """
+        others = [index for index, one in self._replicas.items() if one.is_ready and one is not replica]
+        if not others and replica.supervisor.has_stopped:
+            others = [index for index in self.indexes if index != replica.index]
+        if others:
+            self._move_all(replica.supervisor.release_all(), others)
+
+    async def scale(self, count: int, drain_timeout_s: float = 30.0) -> None:
+        """Have `count` replicas; those that leave finish what they run, or others do after `drain_timeout_s`.
+
+        Raises:
+            QuireError: a core cannot be started; the replicas that were added so far stay.
+        """
+        async with self._scaling:
+            for index in self.indexes[count:]:
+                await self._retire(self._replicas[index], drain_timeout_s)
+            while len(self.indexes) < count:
+                await self._start(next(index for index in range(count) if index not in self.indexes))
+
+    async def _start(self, index: int) -> None:
+        core = self._launch(index)
+        await asyncio.to_thread(core.wait_ready)
+        gone = self._replicas.pop(index, None)
+        if gone is not None:
+            self._note_retired(gone)
+        replica = self._add(index, core)
+        if self._is_attached:
+            replica.supervisor.attach()
+        if self.is_paused:
+            await replica.supervisor.pause(True)
+        logger.info("replica %d is added; there are %d", index, len(self.indexes))
+
+    async def _retire(self, replica: Replica, drain_timeout_s: float) -> None:
+        replica.is_draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain_timeout_s
+        while self._placement.num_requests(replica.index) and loop.time() < deadline and not replica.is_gone:
+            await asyncio.sleep(DRAIN_POLL_S)
+        replica.supervisor.disconnect()
+        self._move_all(replica.supervisor.release_all(), self._allowed())
+        self._placement.remove_replica(replica.index)
+        if self._service is not None:
+            self._service.remove_replica(replica.index)
+        await replica.supervisor.stop()
+        del self._replicas[replica.index]
+        self._note_retired(replica)
+        logger.info("replica %d is removed; there are %d", replica.index, len(self.indexes))
+
+    def _move_all(self, requests: list[LiveRequest], others: list[int]) -> None:
+        for live in requests:
+            self._placement.remove(live.message.handle)
+            together = None if live.message.fork_group is None else self._groups.get(live.message.fork_group)
+            index = self._placement.place(live.message, [together] if together in others else others)
+            if live.message.fork_group is not None:
+                self._groups[live.message.fork_group] = index
+            self._replicas[index].supervisor.adopt(live)
+
+    def _add(self, index: int, core: CoreProcess) -> Replica:
+        replica = self._replicas[index] = Replica(self, index, core, partial(self._launch_again, index))
+        self._placement.add_replica(index)
+        if self._service is not None:
+            self._service.add_replica(index)
+        return replica
+
+    def _launch_again(self, index: int) -> CoreProcess:
+        """A core for a replica whose core is gone, with its cache."""
+        self._placement.forget_cache(index)
+        if self._service is not None:
+            self._service.add_replica(index)
+        return self._launch(index)
+
+    def _note_retired(self, replica: Replica) -> None:
+        self._num_restarts_before += replica.supervisor.num_restarts
+        self._num_resumed_before += replica.supervisor.num_resumed
+
+    # --- all of them ---
+
+    async def call(self, method: str, argument: bool = False) -> bool:
+        """Call a utility of every core; whether all say yes."""
+        calls = [self._replicas[index].supervisor.call(method, argument) for index in self.indexes]
+        return all(await asyncio.gather(*calls))
+
+    async def live_states(self) -> list[EngineState]:
+        """What each core does now, by replica."""
+        calls = [self._replicas[index].supervisor.call("live_state") for index in self.indexes]
+        return [state for state in await asyncio.gather(*calls) if isinstance(state, EngineState)]
+
+    async def check_health(self) -> None:
+        """Return when one replica can serve; raises what is wrong with the first otherwise."""
+        checks = [self._replicas[index].supervisor.check_health() for index in self.indexes]
+        results = await asyncio.gather(*checks, return_exceptions=True)
+        errors = [result for result in results if result is not None]
+        if not results:
+            raise EngineDeadError("no replica of the engine is left")
+        if len(errors) == len(results):
+            raise errors[0]
+
+    async def pause(self, is_paused: bool) -> None:
+        """Stop running steps, or go on; holds for later replicas too."""
+        self.is_paused = is_paused
+        await asyncio.gather(*(self._replicas[index].supervisor.pause(is_paused) for index in self.indexes))
+
+    def close(self) -> None:
+        """As `Supervisor`."""
+        for one in self._replicas.values():
+            one.supervisor.close()
+
+    async def stop(self) -> None:
+        """As `Supervisor`."""
+        await asyncio.gather(*(one.supervisor.stop() for one in self._replicas.values()))

@@ -1,0 +1,140 @@
+"""Replicas whose cores are in this process, turned by the test, and die when it says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.output_stream import OutputStream
+from quire.errors import EngineDeadError
+from tests.server.engines import rule
+from tests.server.hand_core import HandCore, make_parts
+
+
+class MortalCore(HandCore):
+    """A core that can die, or never become ready.
+
+    Attributes:
+        index: of its replica.
+        is_dead: it does nothing any more.
+    """
+
+    def __init__(self, index: int = 0, max_num_seqs: int = 4) -> None:
+        super().__init__(max_num_seqs)
+        self.index = index
+        self.is_dead = False
+        self.pid = 1000 + index
+        self._on_exit: Callable[..., None] = lambda *_: None
+
+    def watch_exit(self, on_exit: Callable[..., None]) -> None:
+        self._on_exit = on_exit
+
+    def wait_ready(self) -> None:
+        """Its end is connected."""
+        assert self.link._inputs.poll(10_000, zmq.POLLOUT)
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+    def die(self) -> None:
+        """As when the process is killed."""
+        self.is_dead = True
+        self._on_exit(self, "the process was killed")
+
+    def turn(self) -> None:
+        if not self.is_dead:
+            super().turn()
+
+    def close(self) -> None:
+        """The outer ends alone, maybe in another thread than turns it."""
+        self.is_dead = True
+        self.link.close()
+
+    def destroy(self) -> None:
+        """The inner ends."""
+        self._context.destroy(linger=0)
+
+
+class StillbornCore(MortalCore):
+    """Its process ends while it starts."""
+
+    def wait_ready(self) -> None:
+        self.is_dead = True
+        raise EngineDeadError("the engine core process exited during startup")
+
+
+class Fleet:
+    """An engine with replicas, and their cores.
+
+    Attributes:
+        engine: to be used within `run`.
+        cores: that were started, the last one of each replica.
+        born_dead: replicas whose next cores do not start.
+    """
+
+    def __init__(self, count: int = 2, **settings: Any) -> None:
+        self.born_dead: set[int] = set()
+        self.cores = {index: MortalCore(index) for index in range(count)}
+        self._all = list(self.cores.values())
+        for core in self._all:
+            core.wait_ready()
+        parts = make_parts(data_parallel_size=count, num_blocks=128, **settings)
+        first, *others = self.cores.values()
+        self.engine = AsyncLLM(parts, first, lambda: first, others, self._launch)  # type: ignore[arg-type, list-item]
+
+    def _launch(self, index: int) -> Any:
+        core = self.cores[index] = (StillbornCore if index in self.born_dead else MortalCore)(index)
+        self._all.append(core)
+        return core
+
+    def shutdown(self) -> None:
+        """End everything."""
+        self.engine.shutdown()
+        for core in self._all:
+            core.destroy()
+
+    async def turn(self, count: int = 1, *, only: int | None = None) -> None:
+        """Turns of all cores, or of one."""
+        for _ in range(count):
+            for index, core in list(self.cores.items()):
+                if only in (None, index):
+                    core.turn()
+            await asyncio.sleep(0.001)
+
+    async def open(self, prompt: list[int], max_tokens: int, name: str, **options: Any) -> OutputStream:
+        """A stream of whole answers."""
+        from quire.core.request_options import RequestOptions
+
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.CUMULATIVE
+        )
+        return await self.engine.open_stream({"prompt_token_ids": prompt}, params, name, RequestOptions(**options))
+
+    async def finish(self, streams: list[OutputStream]) -> list[list[int]]:
+        """Turn the cores until all have ended; the tokens of each."""
+        answers: list[list[int]] = [[] for _ in streams]
+        left = set(range(len(streams)))
+        for _ in range(5000):
+            await self.turn()
+            for number in list(left):
+                output = streams[number].take()
+                if output is not None:
+                    answers[number] = output.outputs[0].token_ids
+                    if output.finished:
+                        left.discard(number)
+            if not left:
+                return answers
+        raise AssertionError(f"streams {left} have not ended")
+
+
+def expected(prompt: list[int], max_tokens: int) -> list[int]:
+    """The answer of one engine."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(rule(tokens, 0, len(tokens)))
+    return tokens[len(prompt) :]
