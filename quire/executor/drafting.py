@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import first_path, with_trees
-from quire.core.drafts import DraftRows, Proposals, make_proposals
+from quire.core.drafts import DraftRows, Proposals
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
@@ -97,8 +97,9 @@ class ModelProposer:
             drafts.append(kept.token_ids[:most])
             self._given += [row] if len(kept.token_ids) else []
             scores.append(kept.scores[:most])
-        proposals = make_proposals(drafts)
-        return dataclasses.replace(proposals, scores=np.concatenate([*scores, _NO_DRAFTS]).astype(np.float32))
+        counts = np.array([len(ids) for ids in drafts], dtype=np.int32)
+        zeros = np.zeros_like(counts)
+        return Proposals(counts, _joined(drafts, np.int32), _joined(scores, np.float32), zeros, zeros)
 
     def mark(self, scheduled: SchedulerOutput) -> SchedulerOutput:
         """The message of the step that was planned last, with what only the worker and this know of drafts."""
@@ -133,6 +134,12 @@ class ModelProposer:
         ):  # fmt: skip
             parents = None if drafts.parents is None else drafts.parents[start:end]
             self._kept[row] = _Kept(length, drafts.token_ids[start:end], drafts.scores[start:end], parents)
+
+
+def _joined(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """All of them in one array."""
+    joined = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NO_DRAFTS])
+    return joined.astype(dtype, copy=False)
 
 
 class DraftingExecutor(Executor):

@@ -24,7 +24,7 @@ from quire.core.drafts import (
 )
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
-from quire.core.scheduler_output import DraftTokens, SchedulerOutput
+from quire.core.scheduler_output import SchedulerOutput
 from quire.kv_cache.manager import KVCacheManager
 from quire.scheduler.draft_looks import MOST_ROWS, DraftLooks
 from quire.scheduler.request_table import RequestTable, RowFlag
@@ -158,8 +158,8 @@ class Drafts:
         table = self._table
         decodes = (plan.num_tokens(rows) > 0) & ~table.is_prefill(rows) & ((table.flags[rows] & _IS_BEAM) == 0)
         decodes &= table.num_pending[rows] == 0  # the token before a draft is known
-        decoding: np.ndarray = rows[decodes]
-        return decoding[[not plan.is_new(row) for row in decoding.tolist()]]
+        decoding: np.ndarray = rows if decodes.all() else rows[decodes]
+        return decoding[[not plan.is_new(row) for row in decoding.tolist()]] if plan.has_new else decoding
 
     def _rows_to_ask(self, rows: np.ndarray, most: int) -> DraftRows | None:
         """Those of `rows` of which drafts may stand; None = of none."""
@@ -186,20 +186,24 @@ class Drafts:
         counts = proposals.counts if self._choose is None else self._choose(drafted.load, proposals)
         if int(counts.sum()) > drafted.load.num_left:
             counts = np.clip(drafted.load.num_left - (np.cumsum(counts) - counts), 0, counts)
-        chosen = np.flatnonzero(counts)
-        if not len(chosen):
+        if not counts.any():
             return
-        rows, counts = drafted.rows[chosen], counts[chosen]
-        starts = (np.cumsum(proposals.counts) - proposals.counts)[chosen]
-        ends = np.cumsum(counts)
-        token_ids = proposals.token_ids[np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)]
+        rows, token_ids = drafted.rows, proposals.token_ids
+        if len(counts) == 1:
+            token_ids = token_ids[: counts[0]]
+        else:
+            chosen = np.flatnonzero(counts)
+            rows, counts = rows[chosen], counts[chosen]
+            starts = (np.cumsum(proposals.counts) - proposals.counts)[chosen]
+            ends = np.cumsum(counts)
+            token_ids = token_ids[np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)]
         missing = self._kv.num_missing_blocks(rows, self._table.num_tokens[rows] + counts)
-        has_room = ends[-1] <= self._kv.num_draft_tokens(plan.budget.num_left)
+        has_room = len(token_ids) <= self._kv.num_draft_tokens(plan.budget.num_left)
         if has_room and self._kv.has_room_for_drafts(missing, counts):
             states = self._kv.add_draft_states(rows, counts)
             plan.add_drafts(rows, counts, token_ids, self._kv.allocate(rows, missing), states)
             return
-        for at, end in enumerate(ends.tolist()):
+        for at, end in enumerate(np.cumsum(counts).tolist()):
             self._reserve_some(plan, rows[at : at + 1], token_ids[end - counts[at] : end])
 
     def _reserve_some(self, plan: StepPlan, row: np.ndarray, token_ids: np.ndarray) -> None:
@@ -215,7 +219,7 @@ class Drafts:
         """Go on from the states behind the last drafts that were accepted, of those of `rows` that had drafts."""
         if scheduled.drafts is None or self._kv.can_take_back:
             return
-        drafting = rows[self._has_drafts(scheduled.rows, scheduled.drafts)[rows]]
+        drafting = rows[self._has_drafts(scheduled, rows)]
         for row, num_tokens in zip(drafting.tolist(), self._table.num_computed_tokens[drafting].tolist(), strict=True):
             self._kv.end_drafts(row, num_tokens)
 
@@ -252,10 +256,13 @@ class Drafts:
     ) -> tuple[np.ndarray, np.ndarray]:
         """[num_rows] verified drafts and those that stood, of these rows of a step."""
         assert scheduled.drafts is not None, "called for steps with drafts"
+        starts, counts = output.sampled_start_loc, scheduled.drafts.counts
+        if starts is not None and len(counts) == len(rows) == len(output.rows) and (rows == scheduled.rows).all():
+            return counts, np.maximum(starts[1:] - starts[:-1] - 1, 0)
         by_row = np.zeros((2, len(self._table.num_tokens)), dtype=np.int32)
-        by_row[0, scheduled.rows] = scheduled.drafts.counts
-        if output.sampled_start_loc is not None:
-            by_row[1, output.rows] = np.maximum(np.diff(output.sampled_start_loc) - 1, 0)
+        by_row[0, scheduled.rows] = counts
+        if starts is not None:
+            by_row[1, output.rows] = np.maximum(np.diff(starts) - 1, 0)
         kept, accepted = by_row[:, rows]
         return kept, accepted
 
@@ -267,11 +274,16 @@ class Drafts:
         """Free what was reserved for drafts that were not accepted, of those of `rows` that still run."""
         if scheduled.drafts is None:
             return
-        drafting = rows[self._has_drafts(scheduled.rows, scheduled.drafts)[rows] & (self._table.handle[rows] >= 0)]
+        drafting = rows[self._has_drafts(scheduled, rows) & (self._table.handle[rows] >= 0)]
         self._kv.free_beyond(drafting, self._table.num_computed_tokens[drafting])
 
-    def _has_drafts(self, rows: np.ndarray, drafts: DraftTokens) -> np.ndarray:
-        """[max_num_seqs] bool: of the rows of a step those that have drafts."""
-        has_drafts = np.zeros(len(self._table.num_tokens), dtype=np.bool_)
-        has_drafts[rows] = drafts.counts > 0
-        return has_drafts
+    def _has_drafts(self, scheduled: SchedulerOutput, rows: np.ndarray) -> np.ndarray:
+        """[num_rows] bool: which of these rows of a step have drafts."""
+        assert scheduled.drafts is not None, "called for steps with drafts"
+        is_drafting: np.ndarray = scheduled.drafts.counts > 0
+        if len(rows) == len(scheduled.rows):
+            return is_drafting  # they are all
+        by_row = np.zeros(len(self._table.num_tokens), dtype=np.bool_)
+        by_row[scheduled.rows] = is_drafting
+        found: np.ndarray = by_row[rows]
+        return found

@@ -67,11 +67,16 @@ class Step:
     def draft_outcomes(self, output: ModelRunnerOutput) -> DraftOutcomes:
         """What the worker found of the step's drafts; it has some."""
         assert self.output.drafts is not None, "called for steps with drafts"
-        counts = self.output.drafts.counts[self.output.is_sampling]
-        starts, at = output.sampled_start_loc, np.flatnonzero(counts)
-        num_accepted = np.zeros_like(counts) if starts is None else np.maximum(np.diff(starts) - 1, 0)
-        handles = self.handles[self.output.is_sampling][at]
-        return DraftOutcomes(handles, counts[at], num_accepted[at].astype(counts.dtype))
+        counts, handles = self.output.drafts.counts, self.handles
+        if len(output.rows) < len(handles):
+            counts, handles = counts[self.output.is_sampling], handles[self.output.is_sampling]
+        starts = output.sampled_start_loc
+        num_accepted = np.zeros_like(counts) if starts is None else np.maximum(starts[1:] - starts[:-1] - 1, 0)
+        num_accepted = num_accepted.astype(counts.dtype, copy=False)
+        if counts.all():
+            return DraftOutcomes(handles, counts, num_accepted)
+        at = np.flatnonzero(counts)
+        return DraftOutcomes(handles[at], counts[at], num_accepted[at])
 
     def counts(self, num_bytes: Callable[[np.ndarray], int]) -> dict[str, Any]:
         """What the step adds to `SchedulerStats`.

@@ -83,6 +83,11 @@ class StepPlan:
         """True when the row's request was placed in this step, so that the worker does not know it yet."""
         return row in self._new_reqs
 
+    @property
+    def has_new(self) -> bool:
+        """Whether any request was placed in this step."""
+        return bool(self._new_reqs)
+
     def add_running(self, rows: np.ndarray, num_wanted: np.ndarray) -> None:
         """Plan placed rows, in this order, with as many of the tokens they want as the budget holds."""
         self._running_rows = rows
@@ -111,9 +116,10 @@ class StepPlan:
         self.budget.take(len(token_ids))
         self._num_tokens[rows] += counts.astype(np.int32)
         self._drafts.append((np.repeat(rows, counts), token_ids, *states))
-        self._new_blocks = tuple(
-            before.followed_by(ahead) for before, ahead in zip(self._new_blocks, new_blocks, strict=True)
-        )
+        if any(len(ahead.rows) for ahead in new_blocks):
+            self._new_blocks = tuple(
+                before.followed_by(ahead) for before, ahead in zip(self._new_blocks, new_blocks, strict=True)
+            )
 
     def add_new(self, new_req: NewRequestData, num_tokens: int) -> None:
         """Plan a request that was placed on a row just now."""
@@ -188,6 +194,8 @@ class StepPlan:
         drafts = self._drafts[0]
         if len(self._drafts) > 1:
             drafts = tuple(np.concatenate(parts) for parts in zip(*self._drafts, strict=True))
+        if len(rows) == 1:
+            return DraftTokens(np.array([len(drafts[1])], dtype=np.int32), drafts[1], tuple(drafts[2:]))
         places = np.empty(len(self._num_tokens), dtype=np.intp)
         places[rows] = np.arange(len(rows))
         of_drafts = places[drafts[0]]

@@ -92,26 +92,39 @@ def _at_once(
     assert batch.logits_start_loc is not None, "called where some row has drafts"
     starts, counts = batch.logits_start_loc[entries], np.diff(batch.logits_start_loc)[entries]
     ends = np.cumsum(counts)
-    firsts = ends - counts  # of each entry among the lines of all
-    turns = np.arange(ends[-1]) - np.repeat(firsts, counts)
+    turns = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
     lines, flat = turns + np.repeat(starts, counts), np.repeat(entries, counts)
     rows, positions = batch.sampling_rows[flat], batch.sampling_positions[flat] + turns
     sampled = choose(lines, rows, positions)
     is_last = (sampled.token_ids != drafts[lines]) | sampled.is_invalid
-    is_last[ends - 1] = True
     if closed is not None and len(closed):
         is_last |= np.isin(lines + 1, closed)
-    last = np.flatnonzero(is_last)
-    is_kept = turns <= np.repeat(turns[last[np.searchsorted(last, firsts)]], counts)
-    if not is_kept.all():
-        rows, positions, flat, sampled = rows[is_kept], positions[is_kept], flat[is_kept], _select(sampled, is_kept)
+    kept = _up_to_last(is_last.tolist(), ends.tolist())
+    if len(kept) < len(flat):
+        rows, positions, flat, sampled = rows[kept], positions[kept], flat[kept], _select(sampled, np.array(kept))
     take_in(rows, positions, sampled.token_ids)
     return Part(flat, sampled, rows, positions)
 
 
-def _select(sampled: SamplerOutput, is_kept: np.ndarray) -> SamplerOutput:
-    logprobs = None if sampled.logprobs is None else sampled.logprobs.select(is_kept)
-    return SamplerOutput(sampled.token_ids[is_kept], logprobs, sampled.is_invalid[is_kept])
+def _up_to_last(is_last: list[bool], ends: list[int]) -> list[int]:
+    """Of lines one entry after the other, each up to one of `ends`: those up to each entry's first last one."""
+    kept, start = list[int](), 0
+    for end in ends:
+        stop = start
+        while stop < end - 1 and not is_last[stop]:
+            stop += 1
+        kept.extend(range(start, stop + 1))
+        start = end
+    return kept
+
+
+def _select(sampled: SamplerOutput, kept: np.ndarray) -> SamplerOutput:
+    logprobs = sampled.logprobs
+    if logprobs is not None:
+        is_kept = np.zeros(len(sampled.token_ids), dtype=np.bool_)
+        is_kept[kept] = True
+        logprobs = logprobs.select(is_kept)
+    return SamplerOutput(sampled.token_ids[kept], logprobs, sampled.is_invalid[kept])
 
 
 def _in_turns(
@@ -143,9 +156,12 @@ def _in_turns(
 def merged(parts: list[Part], num_entries: int) -> Verified:
     """The tokens of all parts, in the order of the batch."""
     joined = _joined(parts) if len(parts) > 1 else parts[0]
-    start_loc = np.zeros(num_entries + 1, dtype=np.int32)
-    np.cumsum(np.bincount(joined.entries, minlength=num_entries), out=start_loc[1:])
     sampled, bad = joined.sampled, joined.sampled.is_invalid
+    if num_entries == 1:
+        start_loc = np.array([0, len(joined.entries)], dtype=np.int32)
+    else:
+        start_loc = np.zeros(num_entries + 1, dtype=np.int32)
+        np.cumsum(np.bincount(joined.entries, minlength=num_entries), out=start_loc[1:])
     return Verified(sampled.token_ids, start_loc, sampled.logprobs, joined.rows[bad], joined.positions[bad])
 
 

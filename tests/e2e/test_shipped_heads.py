@@ -59,3 +59,12 @@ def test_a_head_of_the_embedded_model_is_the_one_of_its_card_and_made_for_this_m
 def test_all_heads_together_are_small() -> None:
     files = [file for method in METHODS for file in (LEAF / FOLDERS[method]).iterdir()]
     assert sum(Path(file).stat().st_size for file in files) <= 8_000_000
+
+
+def test_medusa_heads_draft_the_same_captured_and_call_by_call() -> None:
+    found = []
+    for enforce_eager in (False, True):
+        drafting = {"method": "medusa", "num_speculative_tokens": 4, "enable_adaptive_verification": False}
+        one = answers(speculative_config=drafting, enforce_eager=enforce_eager)
+        found.append([(list(each.outputs[0].token_ids), each.outputs[0].spec_decode_metrics) for each in one])
+    assert found[0] == found[1]

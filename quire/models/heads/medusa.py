@@ -61,6 +61,7 @@ class MedusaHeads(nn.Module):
 
     Attributes:
         projections: of each head; empty = the target's.
+        dtype: of hidden states.
     """
 
     def __init__(self, arch: MedusaArch, hidden_size: int, vocab_size: int, options: LayerOptions) -> None:
@@ -68,6 +69,7 @@ class MedusaHeads(nn.Module):
         self.arch = arch
         self.hidden_size = hidden_size
         self.kernels = options.kernels
+        self.dtype = options.dtype
         self.first = Linear(hidden_size, arch.num_heads * hidden_size, bias=True, options=options)
         self.later = nn.ModuleList(
             nn.ModuleList(Linear(hidden_size, hidden_size, bias=True, options=options) for _ in range(arch.num_heads))
@@ -78,10 +80,15 @@ class MedusaHeads(nn.Module):
             TokenTable(vocab_size, hidden_size, options=options) for _ in range(num_projections)
         )
 
-    def states(self, hidden_rows: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] of the target -> [n, num_heads, hidden_size] before the projections."""
+    def states(self, hidden_rows: torch.Tensor, repeated: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, hidden_size] of the target -> [n, num_heads, hidden_size] before the projections.
+
+        Args:
+            repeated: [n, num_heads, hidden_size]; the rows once for each head. None = they are copied here.
+        """
         num_heads, size = self.arch.num_heads, self.hidden_size
-        x = self.kernels.add(hidden_rows.repeat(1, num_heads), self.kernels.activate(self.first(hidden_rows), "silu"))
+        own = hidden_rows.repeat(1, num_heads) if repeated is None else repeated.view(-1, num_heads * size)
+        x = self.kernels.add(own, self.kernels.activate(self.first(hidden_rows), "silu"))
         x = x.view(-1, num_heads, size)
         for blocks in self.later:
             assert isinstance(blocks, nn.ModuleList)

@@ -86,6 +86,13 @@ class SamplingOps(ABC):
     def make_chooser(self, states: SamplingStates) -> TokenSampler:
         """What chooses the tokens of the rows of `states`."""
 
+    def likeliest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """The likeliest token of each line, [n] int32, and its log-probability, [n] float32; NaN = there is none."""
+        n = len(logits)
+        none, one = np.zeros(n, dtype=np.int32), np.ones(n, dtype=np.int32)
+        lines = self.gather_logprobs(logits, none, one, np.arange(n, dtype=np.int32), "raw_logprobs")
+        return lines.token_ids[:, 1].astype(np.int32), lines.logprobs[:, 1]
+
     @abstractmethod
     def gather_logprobs(
         self, logits: torch.Tensor, token_ids: np.ndarray, num_top: np.ndarray, index: np.ndarray, logprobs_mode: str

@@ -83,6 +83,12 @@ class NativeSamplingOps(SamplingOps):
         ranks[:, 0] = chosen_ranks
         return LogprobsArrays(index=index.astype(np.int32), token_ids=ids, logprobs=scores, ranks=ranks)
 
+    def likeliest(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """As `SamplingOps.likeliest`."""
+        one = np.ones(len(logits), dtype=np.int32)
+        ids, scores, _ = native.logprobs(self._runtime, logits, np.zeros_like(one), one)
+        return ids[:, 1], scores[:, 1]
+
 
 class NativeChooser:
     """Chooses tokens.

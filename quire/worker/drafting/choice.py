@@ -63,14 +63,12 @@ class LikeliestTokens:
     ) -> Chosen:
         """As `DraftChoice`."""
         logits = self._ops.compute_logits(compute_logits, hidden)
-        n = len(logits)
-        none, one = np.zeros(n, dtype=np.int32), np.ones(n, dtype=np.int32)
-        lines = self._ops.gather_logprobs(logits, none, one, np.arange(n, dtype=np.int32), "raw_logprobs")
-        token_ids, logprobs = lines.token_ids[:, 1].astype(np.int32), lines.logprobs[:, 1]
-        is_number = np.isfinite(logprobs) & (token_ids >= 0)
-        probabilities = np.exp(np.where(is_number, logprobs, 0.0)).astype(np.float32)
-        token_ids = np.where(is_number, token_ids, -1).astype(np.int32)
-        return Chosen(token_ids if target_ids is None else target_ids(token_ids), np.minimum(probabilities, 1.0))
+        token_ids, logprobs = self._ops.likeliest(logits)
+        scores = np.minimum(np.exp(logprobs), np.float32(1.0))
+        is_number = (scores > 0) & (token_ids >= 0)  # of NaN nothing is true
+        if not is_number.all():
+            scores, token_ids = np.where(is_number, scores, 0.0), np.where(is_number, token_ids, -1)
+        return Chosen(token_ids if target_ids is None else target_ids(token_ids), scores)
 
 
 class DrawnTokens:

@@ -37,6 +37,7 @@ from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.drafting.language_model import DraftLanguageModel
 from quire.worker.drafting.medusa import MedusaDrafts
+from quire.worker.drafting.medusa_graphs import MedusaGraphs
 from quire.worker.drafting.medusa_trees import MedusaTrees
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import DraftPasses
@@ -324,7 +325,12 @@ class MedusaDrafter:
         compute_logits = self._target.compute_logits
         if self._tree:
             return MedusaTrees(self._heads, compute_logits, self._ops.sampling, self._tree)
-        return MedusaDrafts(self._heads, compute_logits, choice)
+        heads, ops, graphs = self._heads, self._ops, None
+        if heads.arch.shares_projection and heads.arch.num_blocks == 1:
+            graphs = MedusaGraphs(
+                heads, compute_logits, ops.make_graphs, cache.attention([]), cache.block_tables, ops.device
+            )
+        return MedusaDrafts(heads, compute_logits, choice, graphs)
 
 
 def _prefixed(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:

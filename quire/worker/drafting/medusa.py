@@ -13,6 +13,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.models.heads.medusa import ComputeLogits, MedusaHeads
 from quire.worker.drafting.choice import Chosen, DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
+from quire.worker.drafting.medusa_graphs import MedusaGraphs
 
 MAX_LINES = 256
 """Most rows of logits at once, which bounds their memory."""
@@ -23,10 +24,18 @@ class MedusaDrafts:
 
     Args:
         compute_logits: the target's.
+        graphs: of the heads, if these all share its projection and have one block; None = they run call by call.
     """
 
-    def __init__(self, heads: MedusaHeads, compute_logits: ComputeLogits, choice: DraftChoice) -> None:
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        compute_logits: ComputeLogits,
+        choice: DraftChoice,
+        graphs: MedusaGraphs | None = None,
+    ) -> None:
         self._heads = heads
+        self._graphs = graphs
         self._compute_logits = compute_logits
         self._choice = choice
 
@@ -38,22 +47,34 @@ class MedusaDrafts:
         if not len(inputs.rows):
             return ModelDrafts(*(np.empty(0, dtype=dtype) for dtype in (np.int32, np.int32, np.float32)))
         num_heads = min(self._heads.arch.num_heads, int(inputs.max_tokens.max()))
-        index = torch.from_numpy(inputs.hidden_ends - 1).to(inputs.hidden.device)
-        hidden = inputs.hidden.index_select(0, index)
+        hidden = inputs.hidden
+        if len(hidden) > 1:
+            hidden = hidden.index_select(0, torch.from_numpy(inputs.hidden_ends - 1).to(hidden.device))
         self._choice.begin(inputs.rows, inputs.num_tokens)
         size = max(1, MAX_LINES // num_heads)
-        parts = [
-            self._guess(lines, inputs.rows[i * size : (i + 1) * size], num_heads)
-            for i, lines in enumerate(torch.split(hidden, size))
-        ]
+        if len(hidden) <= size:
+            token_ids, scores = self._guess(hidden, inputs.rows, num_heads)
+        else:
+            parts = [
+                self._guess(lines, inputs.rows[i * size : (i + 1) * size], num_heads)
+                for i, lines in enumerate(torch.split(hidden, size))
+            ]
+            token_ids, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if int(inputs.max_tokens.min()) >= num_heads and (token_ids >= 0).all():
+            return ModelDrafts(np.full(len(inputs.rows), num_heads, dtype=np.int32), token_ids, scores)
         shape = len(inputs.rows), num_heads
-        token_ids = np.concatenate([part.token_ids for part in parts]).reshape(shape)
-        scores = np.concatenate([part.scores for part in parts]).reshape(shape)
+        token_ids, scores = token_ids.reshape(shape), scores.reshape(shape)
         is_draft = np.logical_and.accumulate(token_ids >= 0, axis=1)
         is_draft &= np.arange(num_heads) < inputs.max_tokens[:, None]
         return ModelDrafts(is_draft.sum(axis=1, dtype=np.int32), token_ids[is_draft], scores[is_draft])
 
     def _guess(self, hidden: torch.Tensor, rows: np.ndarray, num_heads: int) -> Chosen:
         """Tokens of the first heads: one row's, then the next one's."""
+        logits = None if self._graphs is None else self._graphs.logits(hidden)
+        if logits is not None:
+            if num_heads < self._heads.arch.num_heads:
+                logits = logits.view(len(hidden), -1, logits.shape[1])[:, :num_heads].flatten(0, 1)
+            found = logits
+            return self._choice.choose(lambda lines: found, hidden, rows)
         states = self._heads.states(hidden)[:, :num_heads]
         return self._choice.choose(lambda lines: self._heads.logits(lines, self._compute_logits), states, rows)
