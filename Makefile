@@ -213,6 +213,10 @@ test-hicache: build/venvs/hicache/.ready  ## engines over SGLang's own HiCacheFi
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
 	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)
 
+.PHONY: test-vllm-rs
+test-vllm-rs: $(VENV)/.test        ## vLLM's Rust server (fetched with pip, 336 MB once) in front of the engine: the same texts, kills, its benchmark
+	$(BIN)/python -m tests.hosts.vllm_rs
+
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 	@ls -t dist/quire-*.whl | head -1

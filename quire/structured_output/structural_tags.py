@@ -95,13 +95,19 @@ class _Structures(msgspec.Struct, forbid_unknown_fields=True, tag="structural_ta
     triggers: tuple[str, ...]
 
 
+NEUTRAL = {"style": "json", "any_order": False}
+"""Fields of a `json_schema` in xgrammar's form -> the values that ask for nothing else than JSON."""
+
+
 def _with_types(value: Any) -> Any:
-    """A format in which a tag without `type` has it."""
+    """A format in which a tag without `type` has it, and no field of a schema that asks for nothing."""
     if isinstance(value, list):
         return [_with_types(one) for one in value]
     if not isinstance(value, dict):
         return value
     inner = {name: one if name == "json_schema" else _with_types(one) for name, one in value.items()}
+    if inner.get("type") == "json_schema":
+        inner = {name: one for name, one in inner.items() if name not in NEUTRAL or one != NEUTRAL[name]}
     return {"type": "tag", **inner} if "begin" in value else inner
 
 

@@ -20,7 +20,7 @@ from quire.utils.checks import shown
 OF_THE_FRONT_END = frozenset({
     "stop", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
     "output_kind", "output_text_buffer_length", "skip_clone", "stream_interval", "flat_logprobs", "n",
-    "_real_n", "_all_stop_token_ids", "_eos_token_id", "_bad_words_token_ids", "bad_words",
+    "_real_n", "_all_stop_token_ids", "_eos_token_id", "_bad_words_token_ids", "bad_words", "ignore_eos",
 })  # fmt: skip
 # The engine's settings decide whether texts are marked; with True, which is the default, a request allows it.
 ALLOWANCES = frozenset({"watermarking"})
@@ -88,6 +88,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
         values["logit_bias"] = dict(values["logit_bias"])
     if not values.get("extra_args"):
         values.pop("extra_args", None)
+    values["ignore_eos"] = given.get("_eos_token_id") is None  # which is how the front end says it
     params = SamplingParams.from_dict({**values, "detokenize": False})
     params.bad_words_token_ids = _bad_words(given) or None
     return params

@@ -61,7 +61,9 @@ class Utilities:
             "is_sleeping": self._is_paused,
             "is_scheduler_paused": self._is_paused,
             "pause_scheduler": self._pause,
+            "pause_generation": self._pause,
             "resume_scheduler": self._resume,
+            "resume_generation": self._resume,
             "sleep": self._sleep,
             "wake_up": self._wake_up,
         }

@@ -19,6 +19,7 @@ FIELDS = (
 )  # fmt: skip
 DEFAULTS = {"arrival_time": 1.0, "client_index": 0, "current_wave": 0, "priority": 0, "resumable": False,
             "abort_immediately": False}  # fmt: skip
+EOS = 2  # of leaf
 WAIT_MS = 120_000
 
 
@@ -78,7 +79,9 @@ class FrontEnds:
         self.inputs[client].send_multipart([IDENTITY, kind, *frames])
 
     def add(self, request_id: str, prompt: Any, client: int = 0, fields: Any = None, **params: Any) -> None:
-        """A request."""
+        """A request; it ends with EOS unless `ignore_eos`, which is said by naming none."""
+        if not params.pop("ignore_eos", False):
+            params = {"_eos_token_id": EOS, **params}
         values = {"request_id": request_id, "prompt_token_ids": prompt, "sampling_params": params}
         values = {**DEFAULTS, **values, "client_index": client, **(fields or {})}
         self.send(b"\0", [values.get(name) for name in FIELDS], client=client)

@@ -57,6 +57,14 @@ def test_a_tag_needs_no_type_and_the_older_form_is_one_of_triggers():
     )
 
 
+def test_what_another_program_writes_out_and_asks_for_nothing_is_left_out():
+    schema: dict[str, Any] = {"type": "json_schema", "json_schema": {"properties": {"style": {}}}}
+    written = {**schema, "style": "json", "any_order": False, "max_whitespace_cnt": None, "excludes": []}
+    assert read_tag("tag", {"format": written}) == read_tag("tag", {"format": schema})
+    with pytest.raises(ValidationError, match="style"):
+        read_tag("tag", {"format": {**written, "style": "qwen_xml"}})
+
+
 def test_all_parts_are_found_by_their_paths_and_the_innermost_can_be_changed():
     grammar = Dispatch((("a", Choice((Regex("b"), Literal("c")))),))
     assert [path for path, _ in parts_of(grammar, "/format")] == [
