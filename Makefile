@@ -224,5 +224,25 @@ wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 test-wheel: wheel $(VENV)/.demo    ## the wheel, alone in a fresh environment, answers a prompt
 	$(BIN)/python -m tests.robustness.wheel
 
+.PHONY: container test-container manifests test-manifests dashboards test-alerts
+container: wheel                   ## the container image, in build/container (as root: apt-get install mmdebstrap buildah)
+	deploy/container/build "$$(ls -t dist/quire-*.whl | head -1)" build/container
+
+test-container: $(VENV)/.test      ## that image under runc (as root: apt-get install runc): OpenAI's client, confinement, drain
+	$(BIN)/python -m tests.robustness.container build/container
+
+manifests: $(VENV)/.test           ## deploy/kubernetes anew, from the Helm chart
+	$(BIN)/python -m tests.robustness.manifests --write
+
+test-manifests: $(VENV)/.test      ## the chart against the schemas of three versions of Kubernetes
+	$(BIN)/python -m tests.robustness.manifests
+
+dashboards:                        ## deploy/grafana/quire.json anew, from its script
+	$(PYTHON) deploy/grafana/dashboard.py
+
+test-alerts: $(VENV)/.test         ## every alert fires in a scripted day, every query of the dashboard has data (as root, with Prometheus)
+	@command -v prometheus >/dev/null || { echo "no prometheus: apt-get install --no-install-recommends prometheus"; exit 1; }
+	$(BIN)/python -m tests.robustness.alerts
+
 clean:                             ## remove what was built, not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
