@@ -1,0 +1,157 @@
+"""Writes quire.json, the Grafana dashboard: `python deploy/grafana/dashboard.py` (`make dashboards`).
+
+A panel is a title, a unit and its queries, by row; what all panels share is written once, here. `make test-alerts` runs
+each query against a real Prometheus and expects data.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).parent / "quire.json"
+ENGINE = 'job="quire",instance=~"$instance",model_name=~"$model"'
+SERVER = 'job="quire",instance=~"$instance"'
+RATE = "$__rate_interval"
+
+Query = tuple[str, str]
+"""PromQL and legend."""
+
+
+def rate(metric: str, by: str, labels: str = ENGINE) -> str:
+    """Per second, summed by labels."""
+    return f"sum by ({by}) (rate({metric}{{{labels}}}[{RATE}]))"
+
+
+def quantiles(histogram: str) -> list[Query]:
+    """p50, p90 and p99 of a histogram over all instances."""
+    return [
+        (f"histogram_quantile({q}, {rate(f'{histogram}_bucket', 'le')})", f"p{round(q * 100)}")
+        for q in (0.5, 0.9, 0.99)
+    ]
+
+
+def mean(histogram: str) -> str:
+    """Mean of a histogram, by instance."""
+    return f"{rate(f'{histogram}_sum', 'instance')} / {rate(f'{histogram}_count', 'instance')}"
+
+
+ROWS: list[tuple[str, list[tuple[str, str, list[Query]]]]] = [
+    ("What users feel", [
+        ("Time to first token", "s", quantiles("vllm:time_to_first_token_seconds")),
+        ("Between tokens", "s", quantiles("vllm:inter_token_latency_seconds")),
+        ("Queue time", "s", quantiles("vllm:request_queue_time_seconds")),
+        ("Whole request", "s", quantiles("vllm:e2e_request_latency_seconds")),
+    ]),
+    ("Throughput", [
+        ("Tokens per second", "short", [
+            (rate("vllm:generation_tokens_total", "instance"), "generated {{instance}}"),
+            (rate("vllm:prompt_tokens_total", "instance"), "prompts {{instance}}"),
+        ]),
+        ("Requests finished, by reason", "reqps", [
+            (rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}"),
+        ]),
+        ("Requests refused, by tenant and reason", "reqps", [
+            (rate("quire:requests_refused_total", "tenant, reason", SERVER), "{{tenant}}: {{reason}}"),
+        ]),
+        ("Tokens per step", "short", [(mean("vllm:iteration_tokens_total"), "{{instance}}")]),
+    ]),
+    ("Scheduler", [
+        ("Running and waiting", "short", [
+            (f"sum by (instance) (vllm:num_requests_running{{{ENGINE}}})", "running {{instance}}"),
+            (f"sum by (instance) (vllm:num_requests_waiting{{{ENGINE}}})", "waiting {{instance}}"),
+        ]),
+        ("Waiting, by reason", "short", [
+            (f"sum by (reason) (vllm:num_requests_waiting_by_reason{{{ENGINE}}})", "{{reason}}"),
+        ]),
+        ("KV cache in use", "percentunit", [(f"vllm:kv_cache_usage_perc{{{ENGINE}}}", "{{instance}} {{engine}}")]),
+        ("Preemptions", "ops", [(rate("quire:preemptions_total", "mode", SERVER), "{{mode}}")]),
+    ]),
+    ("Prefixes and tiers", [
+        ("Prompt tokens found in the prefix cache", "percentunit", [
+            (f"{rate('vllm:prefix_cache_hits_total', 'instance')} / "
+             f"{rate('vllm:prefix_cache_queries_total', 'instance')}", "{{instance}}"),
+        ]),
+        ("Why prefixes were not found", "ops", [(rate("quire:prefix_cache_misses_total", "reason"), "{{reason}}")]),
+        ("Blocks from and to host memory and disk", "ops", [
+            (rate("quire:kv_offload_loaded_blocks_total", "instance", SERVER), "loaded {{instance}}"),
+            (rate("quire:kv_offload_stored_blocks_total", "instance", SERVER), "stored {{instance}}"),
+        ]),
+        ("Faults of the disk", "ops", [(rate("quire:kv_offload_faults_total", "kind", SERVER), "{{kind}}")]),
+    ]),
+    ("Processes", [
+        ("Restarts of the engine core", "short", [(f"quire:engine_restarts{{{SERVER}}}", "{{instance}}")]),
+        ("Streams that went on after a restart", "short", [(f"quire:resumed_streams{{{SERVER}}}", "{{instance}}")]),
+        ("Memory of the front end", "bytes", [(f"process_resident_memory_bytes{{{SERVER}}}", "{{instance}}")]),
+        ("CPUs of the front end", "short", [(rate("process_cpu_seconds_total", "instance", SERVER), "{{instance}}")]),
+    ]),
+]  # fmt: skip
+
+SPECULATION: tuple[str, list[tuple[str, str, list[Query]]]] = ("Speculation (where it is configured)", [
+    ("Drafts accepted", "percentunit", [
+        (f"{rate('vllm:spec_decode_num_accepted_tokens_total', 'instance')} / "
+         f"{rate('vllm:spec_decode_num_draft_tokens_total', 'instance')}", "{{instance}}"),
+    ]),
+    ("Decisions about drafts, steps", "ops", [(rate("quire:spec_decode_steps_total", "reason"), "{{reason}}")]),
+    ("Speed with drafts over speed without", "short", [(f"quire:spec_decode_speed_ratio{{{ENGINE}}}", "{{load}}")]),
+    ("Memory of past answers", "bytes", [(f"quire:spec_decode_store_bytes{{{ENGINE}}}", "{{instance}}")]),
+])  # fmt: skip
+
+
+def panel(title: str, unit: str, queries: list[Query], number: int, x: int, y: int) -> dict[str, Any]:
+    """A plot over time."""
+    targets = [
+        {"refId": "ABCDEFG"[i], "expr": expression, "legendFormat": legend, "datasource": source()}
+        for i, (expression, legend) in enumerate(queries)
+    ]
+    defaults = {"unit": unit, "min": 0, "custom": {"fillOpacity": 8, "spanNulls": 60000}}
+    return {
+        "id": number, "type": "timeseries", "title": title, "datasource": source(), "targets": targets,
+        "gridPos": {"x": x, "y": y, "w": 6, "h": 7},
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+    }  # fmt: skip
+
+
+def source() -> dict[str, str]:
+    """The data source that the dashboard's first field chooses."""
+    return {"type": "prometheus", "uid": "${source}"}
+
+
+def choice(name: str, label: str) -> dict[str, Any]:
+    """A field that chooses among a label's values; by default all."""
+    query = f'label_values(vllm:num_requests_running{{job="quire"}}, {label})'
+    return {
+        "name": name, "label": label, "type": "query", "datasource": source(), "query": query, "refresh": 2,
+        "includeAll": True, "multi": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"},
+    }  # fmt: skip
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole dashboard, as Grafana imports it."""
+    panels: list[dict[str, Any]] = []
+    for row, (title, plots) in enumerate([*ROWS, SPECULATION]):
+        y = 8 * row
+        panels.append(
+            {"id": len(panels) + 1, "type": "row", "title": title, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}
+        )
+        panels += [panel(*plot, len(panels) + 1 + i, 6 * i, y + 1) for i, plot in enumerate(plots)]
+    variables = [
+        {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+        choice("instance", "instance"),
+        choice("model", "model_name"),
+    ]
+    return {
+        "uid": "quire", "title": "Quire", "tags": ["quire"], "schemaVersion": 41, "refresh": "30s", "editable": True,
+        "time": {"from": "now-1h", "to": "now"}, "templating": {"list": variables}, "panels": panels,
+    }  # fmt: skip
+
+
+def text() -> str:
+    """The file's contents."""
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text())
