@@ -87,7 +87,7 @@ class Drafts:
         self._clock = clock
         self._most_drafts = most_drafts(len(table.num_tokens))
         self._drafted: dict[int, _Drafted | None] = {}  # None = the controller was not asked
-        self._num_to_skip = self._num_tokens_skipped = 0
+        self._num_to_skip = self._num_tokens_skipped = self._num_to_repeat = 0
         self._num_taken, self._taken_s = 0, 0.0
 
     def begin(self, request: EngineCoreRequest) -> None:
@@ -128,7 +128,7 @@ class Drafts:
             self._ask(self._propose, drafted, decoding, most)
             self._reserve(plan, drafted)
         elif self._num_watched is not None and load.num_left:
-            is_asked = self._watch(load, decoding, self._num_watched())
+            is_asked = self._watch(load, decoding, self._num_watched() or self._num_to_repeat)
         drafted.planned_s = self._clock()
         drafted.proposing_s = drafted.planned_s - start if is_asked else 0.0
 
@@ -149,8 +149,9 @@ class Drafts:
         asked = None if not most else self._rows_to_ask(decoding[:MOST_ROWS], most)
         if asked is None:
             return False
+        self._num_to_repeat = 0
         if not self._look(load, asked):
-            self._num_to_skip = 0
+            self._num_to_repeat, self._num_to_skip = most, 0
         return True
 
     def _decoding(self, plan: StepPlan, rows: np.ndarray) -> np.ndarray:

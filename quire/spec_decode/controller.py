@@ -39,6 +39,8 @@ PROBE_INTERVAL = 32
 PROBED_SHARE = 8
 # Of so many steps with drafts one may have a draft less or more than is best, to learn what that costs.
 VARY_INTERVAL = 16
+# Of so many such steps one tries again what was tried before, as that may have been a bad moment.
+KNOWN_INTERVAL = 4
 # Weight of the newest of many of a proposer's durations; one counts for so many times what is usual at most.
 PROPOSING_SHARE = 1 / 16
 MOST_TIMES_PROPOSING = 4.0
@@ -158,15 +160,16 @@ class SpeculationController:
         return self._watches[bucket].look_s - PLANNING_S if known is None else known[1]
 
     def _vary(self, bucket: LoadBucket, best: int, numbers: tuple[int, ...]) -> int:
-        """Now and then some drafts less or more, where it is not known what that costs: costs may have steps."""
+        """Now and then some drafts less or more: what that costs may not be known, or have changed."""
         self._num_gainless = 0
         self._num_drafted += 1
         self._reasons[Reason.DRAFTED] += 1
         if self._num_drafted % VARY_INTERVAL:
             return best
-        at = numbers.index(best)
-        near = numbers[max(0, at - 1) : at + 2]
-        return next((number for number in near if not self._costs.is_tried(bucket, number)), best)
+        at, turn = numbers.index(best), self._num_drafted // VARY_INTERVAL
+        near = numbers[max(0, at - 1)], numbers[min(at + 1, len(numbers) - 1)]
+        untried = next((number for number in near if not self._costs.is_tried(bucket, number)), best)
+        return near[turn // KNOWN_INTERVAL % 2] if untried == best and turn % KNOWN_INTERVAL == 0 else untried
 
     def _probe(self, num_rows: int, numbers: tuple[int, ...]) -> int:
         """No draft is worth it; now and then a few all the same."""
@@ -251,7 +254,11 @@ class SpeculationController:
 
     def _deepen(self, bucket: LoadBucket, most_accepted: int) -> None:
         """Ask for twice as many where most of those that were asked for stood, and for fewer bit by bit."""
-        depth = 2 * self._asked if 4 * most_accepted >= 3 * self._asked else self._asked - 1
+        depth = self._asked
+        if 4 * most_accepted >= 3 * self._asked:
+            depth *= 2
+        elif 2 * most_accepted < self._asked:
+            depth -= 1
         self._depths[bucket] = min(max(depth, self._first_depth), self._most_drafts)
 
     def stats(self) -> ControllerStats:

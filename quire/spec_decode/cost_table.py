@@ -94,7 +94,8 @@ class LearnedCurve:
 class DraftsCurve:
     """How much longer drafts make a step, as a share of the plain one; between numbers that were measured, on a line.
 
-    Beyond the largest measured one the line from nothing to that goes on.
+    A number costs no more than larger ones were measured to, and beyond the largest the line of the last two goes on;
+    where one was measured, with the slope of plain steps. What is estimated too low is chosen, and so is measured.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,10 @@ class DraftsCurve:
         if not last:
             return prior_share * num_drafts
         if num_drafts >= last:
-            return shares[-1] / last * num_drafts
+            slope = prior_share
+            if len(numbers) > 2:
+                slope = max(slope, (shares[-1] - shares[-2]) / (last - numbers[-2]))
+            return shares[-1] + slope * (num_drafts - last)
         high = bisect_right(numbers, num_drafts)
         low = high - 1
         share = (num_drafts - numbers[low]) / (numbers[high] - numbers[low])
@@ -135,7 +139,8 @@ class DraftsCurve:
         self._counts[knot] = count + 1
         numbers = sorted(self._measured)
         self._numbers = [0, *numbers]
-        self._shares = list(accumulate((self._measured[number] for number in numbers), max, initial=0.0))
+        falling = accumulate((max(0.0, self._measured[number]) for number in reversed(numbers)), min)
+        self._shares = [0.0, *list(falling)[::-1]]
 
     def successor(self) -> DraftsCurve:
         """A curve for a similar load, which starts from this one and soon is what is measured there."""

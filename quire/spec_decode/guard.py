@@ -226,7 +226,8 @@ class DraftGuard:
         num_steps = guarded.speculated.num_steps
         has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > max(MIN_LOST_STEPS * plain_s, MIN_LOST_S)
         is_falling = guarded.drawdown_s > max(MOST_DRAWDOWN_STEPS * plain_s, MOST_DRAWDOWN_S)
-        if is_falling or (has_evidence and guarded.ratio < 1.0):
+        is_slower = guarded.ratio < 1.0 and (guarded.lost_s > 0.0 or num_steps > PROVEN_STEPS)
+        if is_falling or (has_evidence and is_slower):
             self._close(guarded, min(CLOSED_S, CLOSED_STEPS * plain_s))
         elif num_steps == PROVEN_STEPS:
             guarded.num_closings = guarded.num_broken = 0

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.config.cache import CacheConfig
-from quire.core.drafts import DRAFTS_PER_REQUEST, Proposals, SpeculatedStep, StepLoad, most_drafts
+from quire.core.drafts import (
+    DRAFTS_PER_REQUEST,
+    DraftRows,
+    Proposals,
+    SpeculatedStep,
+    StepLoad,
+    make_proposals,
+    most_drafts,
+)
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.kv_spec import PoolSize
 from quire.core.runner_output import ModelRunnerOutput
@@ -30,6 +38,8 @@ from tests.unit.scheduler.test_properties import (
     scheduler_settings,
     scripts,
 )
+
+NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 def make_engine(num_drafts: int = 3, num_right: int = 3, **options: Any) -> Engine:
@@ -409,3 +419,20 @@ def test_a_look_is_settled_by_the_tokens_that_come_and_changes_no_step(num_right
     assert all(step.drafts is None for step in engine.scheduled)
     assert len(controller.looks) >= 3, "one every two tokens"
     assert set(map(str, controller.looks[:3])) == {str(([2] * 4, [num_right] * 4))}, "of four rows"
+
+
+def test_a_look_that_finds_nothing_is_repeated_in_the_next_step_as_models_draft_for_that(monkeypatch):
+    controller, asked = Looks(), list[int]()
+
+    class Late(Guesses):
+        """Has drafts every second time that it is asked."""
+
+        def propose(self, rows: DraftRows) -> Proposals:
+            asked.append(int(rows.num_tokens[0]))
+            return super().propose(rows) if len(asked) % 2 == 0 else make_proposals([NO_TOKENS] * len(rows.rows))
+
+    monkeypatch.setattr(controller, "num_watched", lambda: 0 if asked else 2)
+    engine = Engine(make_scheduler(proposer=Late(num_drafts=4, num_right=2), controller=controller))
+    engine.add(make_request(0, 5, max_tokens=12))
+    engine.run()
+    assert asked[:2] == [6, 7] and controller.looks[0] == ([2], [2])
