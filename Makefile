@@ -174,6 +174,10 @@ fuzz-gguf: $(VENV)/.test           ## damaged GGUF files, read as files, vocabul
 test-tiers: $(VENV)/.test          ## kernel tests and tests with a model, on every tier of this machine in turn
 	$(BIN)/python -m tests.robustness.tiers
 
+.PHONY: test-page
+test-page: $(VENV)/.test           ## every tab of the page in headless Chromium, with axe-core, against a loaded server; REQUESTS=8, ROWS=4
+	$(BIN)/python -m tests.page.run --requests $(or $(REQUESTS),8) --rows $(or $(ROWS),4) $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
+
 test-node: $(VENV)/.test           ## OpenAI's package for Node, installed by npm, against a running server
 	cd tests/server/node && npm install --no-package-lock --no-audit --no-fund
 	QUIRE_TEST_NODE=1 $(BIN)/python -m pytest tests/server/test_openai_node.py

@@ -58,6 +58,7 @@ class HttpConfig:
         (), "Paths left out of the access log, such as /health,/metrics."
     )
     disable_fastapi_docs: bool = setting(False, "Do not serve /openapi.json.")
+    disable_page: bool = setting(False, "Do not serve the page at /: browsers get the line that other clients get.")
     disable_debug: bool = setting(
         False, "Do not serve /debug/state and the other paths below /debug, nor keep what they show of recent requests."
     )

@@ -168,13 +168,12 @@ class ProcessState(msgspec.Struct, frozen=True):
     """The process of an engine core.
 
     Attributes:
-        rss_bytes: resident memory; huge_bytes: of that in huge pages.
+        rss_bytes: resident memory.
         cpu_s: user and system time since its start, of all threads.
     """
 
     pid: int
     rss_bytes: int
-    huge_bytes: int
     cpu_s: float
     num_threads: int
 
@@ -184,7 +183,7 @@ class EngineState(msgspec.Struct, frozen=True):
 
     Attributes:
         index: of the core in its server.
-        time_s: monotonic seconds when this was collected; collect_s: how long that took.
+        time_s: monotonic seconds when this was collected; collect_s: of CPU that it took.
         num_running, num_waiting, num_swapped: requests; `batch` and `queue` have the first of them.
         tenants: of the fair policy; empty under others.
         swap_blocks, swap_blocks_used: of the swap space, in host memory.

@@ -36,13 +36,13 @@ def live_state(scheduler: Scheduler, blocked: Blocked | None) -> EngineState:
     Args:
         blocked: the last refusal of admission; None = it refused none, or no step was planned yet.
     """
-    start_s = time.monotonic()
+    start_s = time.thread_time()
     table, limits, tiers = scheduler._table, scheduler._limits, scheduler._tiers
     rows = scheduler._running.rows
     blocks, prefixes = scheduler._kv.live_state(rows[np.argsort(table.placement[rows])])
     swap_pools = tiers.swapping._pools
     state = EngineState(
-        index=0, time_s=start_s, collect_s=0.0,
+        index=0, time_s=time.monotonic(), collect_s=0.0,
         num_running=len(rows), num_waiting=len(scheduler._order.queue), num_swapped=len(tiers.swapping),
         max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len, block_size=scheduler._kv.block_size,
@@ -53,12 +53,12 @@ def live_state(scheduler: Scheduler, blocked: Blocked | None) -> EngineState:
         tier="" if tiers._tier is None else type(tiers._tier).__name__,
         process=_process(),
     )  # fmt: skip
-    return msgspec.structs.replace(state, collect_s=time.monotonic() - start_s)
+    return msgspec.structs.replace(state, collect_s=time.thread_time() - start_s)
 
 
 def _process() -> ProcessState:
     usage = read_own_usage()
-    return ProcessState(usage.pid, usage.rss_bytes, usage.huge_bytes, usage.cpu_s, usage.num_threads)
+    return ProcessState(usage.pid, usage.rss_bytes, usage.cpu_s, usage.num_threads)
 
 
 def _batch(scheduler: Scheduler, rows: np.ndarray) -> list[RowState]:

@@ -40,6 +40,7 @@ from quire.server.http.middleware import AuthMiddleware, ErrorMiddleware, Reques
 from quire.server.http.origins import OriginRules
 from quire.server.model_routes import MODEL_PATHS, model_routes
 from quire.server.openapi import ApiDescription
+from quire.server.page.files import PageFiles
 from quire.server.switching.pool import ModelPool
 from quire.server.switching.pool_routes import ModelName, PoolRoutes
 
@@ -90,7 +91,8 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
         routes.add(path, info.models)
     routes.add("/v1/models/{model:path}", info.model)
     routes.add_debug(lambda: [state], state.parts)
-    routes.add_info(info.root, info.health, info.live, info.ready, info.version, info.load, info.metrics)
+    root = routes.add_page(info.root, state.parts)
+    routes.add_info(root, info.health, info.live, info.ready, info.version, info.load, info.metrics)
     if state.tenants.needs_key:
         routes.add("/reset_prefix_cache", OperatorRoutes(state).reset_prefix_cache, method="POST")
         routes.add("/server_info", info.server_info)
@@ -124,7 +126,8 @@ def make_pool_app(pool: ModelPool, policy: str) -> Application:
     routes.add("/models/load", own.load, ModelName)
     routes.add("/models/unload", own.unload, ModelName)
     routes.add_debug(pool.loaded_states, pool.parts)
-    routes.add_info(own.root, own.health, own.live, own.ready, own.version, own.server_load, own.metrics)
+    root = routes.add_page(own.root, pool.parts)
+    routes.add_info(root, own.health, own.live, own.ready, own.version, own.server_load, own.metrics)
     if pool.parts.tenants.needs_key:
         routes.add("/reset_prefix_cache", own.reset_prefix_cache, method="POST")
         routes.add("/server_info", own.server_info)
@@ -244,6 +247,14 @@ class Routes:
         self.add("/debug/requests", debug.requests)
         self.add("/debug/config", debug.config)
         self.add("/debug/plan", debug.plan, PlanRequest)
+
+    def add_page(self, root: Route, parts: ServerParts) -> Route:
+        """The page, unless it is off; returns the route of `/`, which is `root` for clients that are not browsers."""
+        if parts.config.http.disable_page:
+            return root
+        page = PageFiles()
+        self.add("/page/{name}", page.file)
+        return page.root(root)
 
     def add_info(
         self, root: Route, health: Route, live: Route, ready: Route, version: Route, load: Route, metrics: Route

@@ -15,26 +15,26 @@ class ProcessUsage:
     """One process.
 
     Attributes:
-        rss_bytes: resident memory; huge_bytes: of that in transparent huge pages. 0 where the system does not say.
+        rss_bytes: resident memory; 0 where the system does not say.
         cpu_s: user and system time of all its threads since it started.
     """
 
     pid: int
     rss_bytes: int
-    huge_bytes: int
     cpu_s: float
     num_threads: int
 
 
 def read_own_usage(proc_root: Path = PROC_ROOT) -> ProcessUsage:
-    """This process, as it is now. The kernel adds up the pages of its mappings for that, some 100 microseconds."""
+    """This process, as it is now.
+
+    Read from counters that the kernel keeps: what it adds up page by page (`smaps`) takes milliseconds a GiB.
+    """
     times = os.times()
     status = _fields(proc_root / "self/status")
-    mappings = _fields(proc_root / "self/smaps_rollup")
     return ProcessUsage(
         pid=os.getpid(),
         rss_bytes=status.get("VmRSS", 0) << 10,
-        huge_bytes=mappings.get("AnonHugePages", 0) << 10,
         cpu_s=times.user + times.system,
         num_threads=status.get("Threads", threading.active_count()),
     )

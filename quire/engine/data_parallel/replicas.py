@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
@@ -328,8 +330,13 @@ class Replicas:
 
     async def live_states(self) -> list[EngineState]:
         """What each core does now, by replica."""
-        calls = [self._replicas[index].supervisor.call("live_state") for index in self.indexes]
-        return [state for state in await asyncio.gather(*calls) if isinstance(state, EngineState)]
+        indexes = list(self.indexes)
+        calls = [self._replicas[index].supervisor.call("live_state") for index in indexes]
+        states = await asyncio.gather(*calls, return_exceptions=True)  # one that has ended does not hide the others
+        return [
+            msgspec.structs.replace(state, index=index)
+            for index, state in zip(indexes, states, strict=True) if isinstance(state, EngineState)
+        ]  # fmt: skip
 
     async def check_health(self) -> None:
         """Return when one replica can serve; raises what is wrong with the first otherwise."""

@@ -50,7 +50,7 @@ class StateFeed:
         self._logs: dict[str, SeriesLog] = {}
         self._asked: dict[str, asyncio.Task[list[EngineState]]] = {}
         self._chunks: OrderedDict[tuple[str, int], deque[ChunkRecord]] = OrderedDict()
-        self._last_step: dict[tuple[str, int, int], int] = {}
+        self._last_steps: dict[tuple[str, int], tuple[int, int]] = {}  # (process, step) of a core
         self._looking: asyncio.Task[None] | None = None
         self.num_viewers = 0
 
@@ -68,7 +68,7 @@ class StateFeed:
         return DebugState(
             version=__version__, time=time.time(), time_s=time.monotonic(), interval_s=INTERVAL_S,
             uptime_s=time.monotonic() - self._started_s, num_viewers=self.num_viewers,
-            server=ProcessState(usage.pid, usage.rss_bytes, usage.huge_bytes, usage.cpu_s, usage.num_threads),
+            server=ProcessState(usage.pid, usage.rss_bytes, usage.cpu_s, usage.num_threads),
             tenants=self._tenants(),
             models=[msgspec.structs.replace(live, series=log.since(since)) for live, log in self._models],
         )  # fmt: skip
@@ -121,8 +121,9 @@ class StateFeed:
 
     def _note_chunks(self, name: str, engine: EngineState) -> None:
         """Keep what was not seen before, for the timelines of requests."""
-        key = (name, engine.index, engine.process.pid)
-        seen = self._last_step.get(key, -1)
+        process, seen = self._last_steps.get((name, engine.index), (0, -1))
+        if process != engine.process.pid:
+            seen = -1  # another core, which counts its steps anew
         for chunk in engine.chunks:
             if chunk.step <= seen:
                 continue
@@ -131,10 +132,7 @@ class StateFeed:
             if len(self._chunks) > MAX_TRACED_HANDLES:
                 self._chunks.popitem(last=False)
         if engine.chunks:
-            self._last_step = {
-                **{one: step for one, step in self._last_step.items() if one[0] != name},
-                key: max(seen, engine.chunks[-1].step),
-            }
+            self._last_steps[name, engine.index] = engine.process.pid, engine.chunks[-1].step
 
     def _tenants(self) -> list[TenantUse]:
         tenants = sorted(self._parts.tenants.all(), key=lambda one: (-one.num_answers, one.name))

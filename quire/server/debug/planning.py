@@ -18,7 +18,7 @@ from quire.server.http.errors import OVERLOADED, TIMEOUT, ApiError
 from quire.simulator.hardware import HARDWARE
 from quire.utils.children import Child, describe_exit, start_module
 
-MAX_SECONDS = 60.0
+MAX_SECONDS = 120.0
 MAX_OUTPUT_BYTES = 4 << 20
 NICENESS = 10
 

@@ -25,6 +25,7 @@ ROUTE_ACCESS = {
     "/ping": Access.OPEN,
     "/ready": Access.OPEN,
     "/docs": Access.OPEN,
+    "/page/{name}": Access.OPEN,
     "/debug/state": Access.KEY,
     "/debug/requests": Access.KEY,
     "/debug/config": Access.KEY,
@@ -60,13 +61,16 @@ ROUTE_ACCESS = {
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 
 
+PAGE_FILES = "/page/"
+"""Below it are the files of the page, which are the same on every server."""
 PROBE_PATHS = OPEN_PATHS
 """Health paths: an answer that the server is not well is not a refusal."""
 
 
 def is_open(scope: Scope) -> bool:
     """True for a path that needs no key, below the prefix (`root_path`) that a proxy adds."""
-    return own_path(scope) in OPEN_PATHS
+    path = own_path(scope)
+    return path in OPEN_PATHS or (path.startswith(PAGE_FILES) and "/" not in path[len(PAGE_FILES) :])
 
 
 def is_probe(scope: Scope) -> bool:
