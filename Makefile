@@ -1,5 +1,6 @@
 # One door for people and for CI. `make demo` and `make test` set up whatever they need; `make` alone lists all targets.
 PYTHON ?= python3
+PYTHON312 ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python) python3.12)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -212,6 +213,17 @@ test-lmcache: build/venvs/lmcache/.ready  ## engines over LMCache's own server, 
 .PHONY: test-hicache
 test-hicache: build/venvs/hicache/.ready  ## engines over SGLang's own HiCacheFile, whose files are damaged: same bytes; PROMPTS=12, 340 MB of packages
 	build/venvs/hicache/bin/python -m tests.robustness.hicache --prompts $(or $(PROMPTS),12) 2>build/hicache.log
+
+# UCM has programs for Python 3.12 alone, and runs in one of its own.
+build/venvs/ucm/.ready: tests/robustness/packages/ucm.txt
+	@command -v $(PYTHON312) >/dev/null || { echo "no Python 3.12: give it as PYTHON312=PATH"; exit 1; }
+	@$(PYTHON312) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+.PHONY: test-ucm
+test-ucm: build/venvs/ucm/.ready $(VENV)/.test  ## engines over UCM's own connector and Posix store, damaged and killed: same bytes; PROMPTS=12, PYTHON312=python3.12
+	$(BIN)/python -m tests.robustness.ucm --side-python build/venvs/ucm/bin/python --prompts $(or $(PROMPTS),12) --log build/ucm.log 2>build/ucm.err
 
 .PHONY: test-router
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6

@@ -25,7 +25,7 @@ from quire.kv_transfer.block_files import DamagedBlockError
 from quire.kv_transfer.connector import BlockAccess, KVConnectorRole, Tensor
 from quire.kv_transfer.layout import KVCacheLayout
 from quire.kv_transfer.requests import ConnectorRequest
-from quire.kv_transfer.staged_blocks import StagedBlocks
+from quire.kv_transfer.staged_blocks import StagedBlocks, staged_width
 from quire.logger import get_logger
 from quire.utils.checks import shown
 
@@ -247,7 +247,7 @@ class LMCacheConnector(BackgroundTransfers):
         """
         super().register_kv_caches(kv_caches, blocks)
         shapes = [tuple(part.shape[1:]) for part in blocks.read([0])]
-        one = StagedBlocks(shapes, self.layout.block_size, 1).tensor.numel()
+        one = staged_width(shapes, self.layout.block_size) * self.layout.block_size
         num_blocks = self._chunk_size // self.layout.block_size
         num_chunks = max(1, STAGED_BYTES // (one * num_blocks))
         self._staged = StagedBlocks(shapes, self.layout.block_size, num_chunks * num_blocks)

@@ -22,6 +22,7 @@ BUILT_IN: Mapping[str, str] = {
     "NixlPullConnector": "quire.kv_transfer.pull.connectors:NixlConnector",  # as vLLM names this direction
     "MooncakeConnector": "quire.kv_transfer.pull.connectors:MooncakeConnector",
     "LMCacheMPConnector": "quire.kv_transfer.lmcache:LMCacheConnector",
+    "UCMConnector": "quire.kv_transfer.ucm.connector:UCMConnector",
     "MultiConnector": "quire.kv_transfer.multi:MultiConnector",
 }
 """Name -> "module:Class", imported when it is named."""

@@ -7,6 +7,8 @@ late is noticed here: a slot holds the block's name and a checksum over both, an
 from __future__ import annotations
 
 import hashlib
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -24,16 +26,23 @@ class StagedBlocks:
         shapes: of a block's parts, in bytes, as `BlockAccess.read` gives them without their first dimension.
         block_size: tokens per block.
         num_slots: blocks that there is room for.
+        width: bytes per token of a slot (`staged_width`).
+        memory: where they are; None = anywhere.
 
     Attributes:
         tensor: [num_slots, block_size, bytes per token] uint8: a cache of one layer, as other programs see it.
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]], block_size: int, num_slots: int) -> None:
+    def __init__(
+        self, shapes: Sequence[Sequence[int]], block_size: int, num_slots: int, *, width: int | None = None,
+        memory: mmap.mmap | None = None,
+    ) -> None:  # fmt: skip
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(torch.Size(shape).numel()) for shape in self._shapes]
         self._num_bytes = HEADER_BYTES + sum(self._sizes)
-        self.tensor = torch.zeros((num_slots, block_size, -(-self._num_bytes // block_size)), dtype=torch.uint8)
+        width = width or staged_width(shapes, block_size)
+        memory = memory or mmap.mmap(-1, num_slots * block_size * width)
+        self.tensor = torch.frombuffer(memory, dtype=torch.uint8).view(num_slots, block_size, width)
 
     def put(self, slot: int, name: bytes, parts: Sequence[torch.Tensor]) -> None:
         """Copy a block and its name ([NAME_BYTES]) to a slot; `parts` are those of `BlockAccess.read` of one block."""
@@ -67,3 +76,11 @@ class StagedBlocks:
         digest = hashlib.blake2b(name, digest_size=CHECKSUM_BYTES)
         digest.update(place[HEADER_BYTES:].numpy().data)
         return digest.digest()
+
+
+def staged_width(shapes: Sequence[Sequence[int]], block_size: int, multiple: int = 1) -> int:
+    """Bytes per token of a slot, so that a block, its name and its checksum fit; a slot is a multiple of `multiple`."""
+    num_bytes = HEADER_BYTES + sum(int(torch.Size(tuple(shape)).numel()) for shape in shapes)
+    per_token = -(-num_bytes // block_size)
+    step = multiple // math.gcd(multiple, block_size)
+    return -(-per_token // step) * step

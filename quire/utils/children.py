@@ -1,7 +1,7 @@
-"""Child processes that run this Python: the one place where any is started.
+"""Child processes: the one place where any is started.
 
-A child looks for modules where this process does, but never in the current directory because Python put that first by
-itself: files in the directory where Quire is started are never run. Keeps nothing.
+One that runs this Python looks for modules where this process does, but never in the current directory because Python
+put that first by itself: files in the directory where Quire is started are never run. Keeps nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +42,20 @@ def start_module(module: str, *arguments: str, uses_current_directory: bool = Fa
     path = search_path(uses_current_directory=uses_current_directory)
     command = [sys.executable, "-c", BOOT, module, str(len(path)), *path, *arguments]
     return subprocess.Popen(command, **options)
+
+
+def start_file(python: str, path: Path, *arguments: str, **options: Any) -> Child:
+    """Start a file that imports nothing of Quire in another Python, which looks for modules where its own packages are.
+
+    Args:
+        python: the interpreter's path.
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.Popen([python, "-P", str(path), *arguments], env=environment, **options)
 
 
 def search_path(*, uses_current_directory: bool = False) -> list[str]:

@@ -13,7 +13,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.robustness.connector_answers import BLOCK_SIZE, NUM_TOKENS, Check, Engine, missing, random_prompts
+from tests.robustness.connector_answers import (
+    BLOCK_SIZE,
+    NUM_SHARED,
+    NUM_TOKENS,
+    Check,
+    Engine,
+    missing,
+    random_prompts,
+)
 
 MODULE, CLASS = "sglang.srt.mem_cache.hicache_storage", "HiCacheFile"
 
@@ -44,7 +52,7 @@ def run(num_prompts: int, seed: int) -> int:
     rng = random.Random(seed)
     check = Check(random_prompts(num_prompts, rng))
     problems = num_faults = 0
-    whole = num_prompts * (NUM_TOKENS // BLOCK_SIZE)
+    whole = num_prompts * ((NUM_TOKENS - NUM_SHARED) // BLOCK_SIZE)  # siblings share what one of them has loaded
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         extra = {
