@@ -7,7 +7,6 @@ read. Each value begins with a checksum, so a back-end that loses or mixes up by
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +15,11 @@ import numpy as np
 
 from quire.config.kv_transfer import FIELD, MODULE
 from quire.errors import ConfigError
-from quire.kv_transfer.block_files import DamagedBlockError
+from quire.kv_transfer.block_values import key_of, pack, unpack, value_bytes
 from quire.kv_transfer.layout import KVCacheLayout
 from quire.kv_transfer.stored_blocks import StoredBlocks
 from quire.plugins import import_object
 from quire.utils.checks import shown
-
-CHECKSUM_BYTES = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +83,7 @@ class HiCacheBlocks:
 
     def __init__(self, backend: Any, layout: KVCacheLayout) -> None:
         self._backend = backend
-        self._prefix = layout.digest[:32]
+        self._digest = layout.digest
 
     def num_first(self, names: Sequence[bytes]) -> int:
         """As `BlockStorage`."""
@@ -100,37 +97,27 @@ class HiCacheBlocks:
         """As `BlockStorage`."""
         import torch  # late, as below: the scheduler's half does without
 
-        payload = np.concatenate([np.ascontiguousarray(tensor).reshape(-1) for tensor in tensors])
-        value = np.concatenate([np.frombuffer(self._checksum(name, payload), dtype=np.uint8), payload])
-        if not self._call(self._backend.set, self._key(name), torch.from_numpy(value)):
+        key = self._key(name)
+        value = pack(key, tensors)
+        if not self._call(self._backend.set, key, torch.from_numpy(value)):
             raise OSError(f"block {name.hex()[:16]}: the storage did not take it")
 
     def load(self, name: bytes, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
         """As `BlockStorage`."""
         import torch
 
-        sizes = [int(np.prod(shape)) for shape in shapes]
-        target = torch.zeros(CHECKSUM_BYTES + sum(sizes), dtype=torch.uint8)
-        found = self._call(self._backend.get, self._key(name), target)
+        key = self._key(name)
+        target = torch.zeros(value_bytes(shapes), dtype=torch.uint8)
+        found = self._call(self._backend.get, key, target)
         if found is None:
             raise OSError(f"block {name.hex()[:16]} is not in the storage")
-        value = found.reshape(-1).view(torch.uint8).numpy()
-        checksum, payload = value[:CHECKSUM_BYTES].tobytes(), value[CHECKSUM_BYTES:]
-        if len(payload) != sum(sizes) or checksum != self._checksum(name, payload):
-            raise DamagedBlockError(f"block {name.hex()[:16]} is damaged, or another block")
-        parts = np.split(payload, np.cumsum(sizes)[:-1])
-        return [part.reshape(shape).copy() for part, shape in zip(parts, shapes, strict=True)]
+        return unpack(key, found.reshape(-1).view(torch.uint8).numpy(), shapes)
 
     def remove(self, name: bytes) -> None:
         """As `BlockStorage`; the contract has no such call: it is stored again when it is computed."""
 
     def _key(self, name: bytes) -> str:
-        return f"{self._prefix}{name.hex()}"
-
-    def _checksum(self, name: bytes, payload: np.ndarray) -> bytes:
-        digest = hashlib.blake2b(self._key(name).encode(), digest_size=CHECKSUM_BYTES)
-        digest.update(np.ascontiguousarray(payload).data)
-        return digest.digest()
+        return key_of(self._digest, name)
 
     def _call(self, call: Any, *args: Any) -> Any:
         try:

@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, str] = {
     "ExampleConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",
     "SharedStorageConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",  # its former name in vLLM
     "HiCacheConnector": "quire.kv_transfer.hicache:HiCacheConnector",
+    "RedisConnector": "quire.kv_transfer.redis:RedisConnector",
     "TCPConnector": "quire.kv_transfer.pull.connectors:TCPConnector",
     "NixlConnector": "quire.kv_transfer.pull.connectors:NixlConnector",
     "NixlPullConnector": "quire.kv_transfer.pull.connectors:NixlConnector",  # as vLLM names this direction
