@@ -225,6 +225,43 @@ build/venvs/ucm/.ready: tests/robustness/packages/ucm.txt
 test-ucm: build/venvs/ucm/.ready $(VENV)/.test  ## engines over UCM's own connector and Posix store, damaged and killed: same bytes; PROMPTS=12, PYTHON312=python3.12
 	$(BIN)/python -m tests.robustness.ucm --side-python build/venvs/ucm/bin/python --prompts $(or $(PROMPTS),12) --log build/ucm.log 2>build/ucm.err
 
+# Where Debian's packages, unpacked beside an environment, have their libraries.
+debian_root = $(CURDIR)/build/venvs/$(1)/root
+debian_libraries = $(debian_root)/usr/lib/$(shell uname -m)-linux-gnu:$(debian_root)/lib/$(shell uname -m)-linux-gnu
+
+# Libraries of the system that Mooncake links, beside it where the system lacks them.
+build/venvs/mooncake/.libraries: build/venvs/mooncake/.ready
+	@ldconfig -p | grep -q libibverbs.so.1 || (cd $(@D) && apt-get download -q libibverbs1 libnl-3-200 libnl-route-3-200 \
+	  && for one in *.deb; do dpkg -x $$one root; done)
+	@touch $@
+
+.PHONY: test-tcp-pull test-nixl test-mooncake
+test-tcp-pull: $(VENV)/.test       ## prefill and decode apart over TCP: the bytes of one server, a prefill server that hangs and dies; REQUESTS=48
+	$(BIN)/python -m tests.robustness.prefill_decode --connector TCPConnector --requests $(or $(REQUESTS),48)
+
+test-nixl: build/venvs/nixl/.ready ## the same over NIXL, the real package; 240 MB
+	build/venvs/nixl/bin/python -m tests.robustness.prefill_decode --connector NixlConnector --requests $(or $(REQUESTS),48) 2>build/nixl.log
+
+test-mooncake: build/venvs/mooncake/.libraries  ## the same over Mooncake's transfer engine, the real package; 140 MB
+	LD_LIBRARY_PATH=$(call debian_libraries,mooncake) \
+	  build/venvs/mooncake/bin/python -m tests.robustness.prefill_decode --connector MooncakeConnector --requests $(or $(REQUESTS),48) 2>build/mooncake.log
+
+# A server beside the client, where the system has none.
+build/venvs/redis/.server: build/venvs/redis/.ready
+	@command -v redis-server || command -v valkey-server || (cd $(@D) && apt-get download -q redis-server redis-tools libjemalloc2 liblua5.1-0 \
+	  liblzf1 libhiredis0.14 lua-cjson lua-bitop && for one in *.deb; do dpkg -x $$one root; done)
+	@touch $@
+
+.PHONY: test-redis
+test-redis: build/venvs/redis/.server  ## engines over a real Redis server that hangs, dies, is full and damages blocks: same bytes; PROMPTS=12
+	LD_LIBRARY_PATH=$(call debian_libraries,redis) PATH="$$PATH:$(CURDIR)/build/venvs/redis/root/usr/bin" \
+	  build/venvs/redis/bin/python -m tests.robustness.redis_blocks --prompts $(or $(PROMPTS),12) 2>build/redis.log
+
+.PHONY: test-vllm-router
+test-vllm-router: build/venvs/vllm-router/.ready  ## prefill and decode servers behind the real vllm-router, a decode server killed; CONNECTOR=TCPConnector, REQUESTS=200
+	QUIRE_ROUTER=build/venvs/vllm-router/bin/vllm-router $(BIN)/python -m tests.robustness.disaggregated \
+	  --requests $(or $(REQUESTS),200) --connector $(or $(CONNECTOR),TCPConnector) 2>build/vllm-router.log
+
 .PHONY: test-router
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6
 	$(BIN)/python -m tests.robustness.router --rounds $(or $(ROUNDS),6)

@@ -14,6 +14,7 @@ import pytest
 
 from quire.errors import ConfigError
 from quire.kv_transfer.pull import link, server
+from quire.kv_transfer.pull.leases import Leases
 from quire.kv_transfer.pull.messages import Release
 from tests.e2e.test_connector import BLOCK_SIZE, NUM_OUTPUT_TOKENS, NUM_PROMPT_TOKENS, PROMPT, Core
 from tests.unit.scheduler.harness import make_request
@@ -135,6 +136,14 @@ def test_what_cannot_be_loaded_is_computed_with_the_same_bytes(pair, expected, m
     assert not pair.prefill.core.has_work()
 
 
+def test_blocks_that_were_not_kept_until_they_were_read_do_not_count(pair, expected, monkeypatch):
+    params = pair.ask_prefill()
+    monkeypatch.setattr(Leases, "release", lambda *_: False)
+    assert pair.ask_decode(params) == expected and pair.counts["expired_loads"] == 1
+    monkeypatch.undo()
+    assert pair.ask_decode(params)[2] < expected[2] and not pair.prefill.core.has_work()
+
+
 def test_blocks_of_another_prompt_are_not_read(pair, expected, monkeypatch):
     monkeypatch.setattr(server, "OVERTAKEN_S", 0.01)
     params = pair.ask_prefill([token + 1 for token in PROMPT])
@@ -206,15 +215,15 @@ def test_damaged_and_cut_connections_cost_a_computation_and_no_token(pair, expec
         assert pair.ask_decode({**params, "remote_port": proxy.port})[2] < expected[2]
     num_bytes, num_loaded = proxy.num_bytes, 0
     monkeypatch.setattr(link, "IO_TIMEOUT_S", 0.1)
-    for number in range(12):
+    for number in range(8):
         params = pair.ask_prefill()
-        at = number * (num_bytes - 1) // 11
+        at = number * (num_bytes - 1) // 7
         with contextlib.closing(Proxy(params["remote_port"], at, cuts=number % 3 == 2)) as proxy:
             answer = pair.ask_decode({**params, "remote_port": proxy.port})
         assert answer[:2] == expected[:2], (number, at)
         num_loaded += answer[2] < expected[2]
     assert num_loaded == 0, "a byte that is flipped anywhere is noticed"
-    assert pair.counts["damaged_reads"] > 4
+    assert pair.counts["damaged_reads"] > 2
 
 
 def test_a_policy_that_says_so_ends_the_request(expected):
@@ -252,7 +261,7 @@ def test_what_is_not_the_protocol_harms_nobody(pair, expected):
         b"\x04\0\0\0\x93\x93\x93\x93",
         len(hello).to_bytes(4, "little") + hello,
     ):
-        with socket.create_connection(address) as sock:
+        with contextlib.suppress(OSError), socket.create_connection(address) as sock:  # it may be reset at any time
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
             while sock.recv(4096):

@@ -275,7 +275,7 @@ class PullConnector(KVConnector):
         if link is not None:
             return link
         if len(self._links) >= MAX_LINKS:
-            idle = next((one for one, link in self._links.items() if not link.num_open), None)
+            idle = next((one for one, link in self._links.items() if link.is_idle), None)
             if idle is None:
                 return None
             self._links.pop(idle).close(0.0)

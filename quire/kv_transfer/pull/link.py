@@ -104,15 +104,20 @@ class Link:
         self._is_closed = False
         self._pause_s = 0.0
         self._retry_at = 0.0
-        self.num_open = 0
+        self._num_begun = self._num_ended = 0  # each is written by one thread
         self._shapes: list[tuple[int, ...]] = []
         self._thread = threading.Thread(target=self._run, name=f"KV link to {address[0]}:{address[1]}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         """Begin a job, after those before it."""
-        self.num_open += 1
+        self._num_begun += 1
         self._jobs.put(job)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all jobs have ended."""
+        return self._num_begun == self._num_ended
 
     def close(self, wait_s: float) -> None:
         """Stop, in the middle of a job if there is one; its blocks are lost."""
@@ -137,8 +142,8 @@ class Link:
                 self._disconnect()
                 self._local.counts.add("failed_jobs")
                 logger.exception("KV blocks cannot be read from %s:%d", *self._address)
-            self.num_open -= 1
             self._local.on_end(job, lost)
+            self._num_ended += 1
         self._disconnect()
 
     def _carry_out(self, job: Job) -> set[int]:
