@@ -15,7 +15,7 @@ from quire.core.beam_search import BeamSpec
 from quire.core.cache_info import CacheMiss, MissReason, PrefixCacheInfo
 from quire.core.engine_messages import BeamAnswer, EngineCoreRequest, FinishedRequest, FinishReason
 from quire.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec
+from quire.core.kv_spec import KINDS, KVCacheConfig, KVCacheGroupSpec
 from quire.core.kv_transfer import BlockTransfer
 from quire.core.request import Request, RequestStatus
 from quire.core.sampling_params import SamplingParams
@@ -83,7 +83,7 @@ OBJECTS: tuple[type, ...] = (
     PendingCopies, PrefixIndex, PrefixTree, QueueDeadlines, RankOrder, Request, RequestEvent, RequestGroups,
     RequestQueue, RequestTable, RowFork, RowPrefixes, RunningRows, SaltedSiblings, Scheduler, ShortestFirst, Siblings,
     SlidingWindowManager, StateManager, StepCosts, StepsInFlight, SwapCosts, SwappedBlocks, Swapping, SwapPool,
-    TenantQueues, TenantTurns, UnfinishedRequests, VirtualCounters, _Group, _InFlight,
+    TenantQueues, TenantTurns, UnfinishedRequests, VirtualCounters, _Group, _InFlight, *KINDS,
 )  # fmt: skip
 
 
