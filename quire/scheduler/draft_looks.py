@@ -17,6 +17,9 @@ from quire.scheduler.request_table import RequestTable
 MOST_ROWS = 4
 """Of a look: what they show holds for the others."""
 
+MOST_IN_VAIN = 3
+"""Looks in a row that were repeated and found nothing again: then they are not repeated any more."""
+
 Observe = Callable[[StepLoad, Proposals, np.ndarray], None]
 
 
@@ -41,6 +44,7 @@ class DraftLooks:
         self._observe = observe
         self._newest: _Look | None = None
         self._is_second = False
+        self._num_in_vain = 0
 
     def look(self, load: StepLoad, rows: DraftRows) -> bool:
         """Have these rows drafted for; False = there was nothing, which counts if the next step has nothing, either.
@@ -50,7 +54,10 @@ class DraftLooks:
         if self._newest is not None:
             return True
         proposals = self._propose(rows)
-        self._is_second = not len(proposals.token_ids) and not self._is_second
+        is_empty = not len(proposals.token_ids)
+        if self._is_second:
+            self._num_in_vain = self._num_in_vain + 1 if is_empty else 0
+        self._is_second = is_empty and not self._is_second and self._num_in_vain < MOST_IN_VAIN
         if self._is_second:
             return False
         self._newest = _Look(load, rows, proposals)

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 # What looking takes of the time, at most; and the share of a proposer's time that planning takes besides.
 WATCHED_SHARE = 0.004
-PLANNING_S = 0.0001
+PLANNING_S = 0.0002
 FIRST_SHARE = 0.012  # after the first look, which may have found nothing in the caches
 # Steps between two looks, of any class.
 MIN_INTERVAL, MAX_INTERVAL = 16, 1024
 # So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is good, they
 # come so many times as often, if a look takes less than a step.
 ENOUGH, NEWEST_SHARE, HURRY = 3, 0.25, 8
+# One look counts for no more than this.
+MOST_GAIN = 2.5
 # What is a promise; and where an estimate is under BEARABLE, so many looks come before a trial without one.
 MIN_PROMISE, BEARABLE, ENOUGH_OF_BAD = 1.05, 0.9, 24
 
@@ -28,20 +30,20 @@ class DraftWatch:
 
     Attributes:
         num_looks: that the estimate is made of.
-        plain_s, seconds: of late, what plain steps take for the tokens, and steps with the drafts.
+        gained, seen: sums of the gains of late looks, and of their number.
         look_s: what a look takes, with planning it.
     """
 
     num_looks: int = 0
-    plain_s: float = 0.0
-    seconds: float = 0.0
+    gained: float = 0.0
+    seen: float = 0.0
     look_s: float = PLANNING_S
     _newest_s: float = 0.0
 
     @property
     def ratio(self) -> float:
         """Estimated tokens per second with drafts over those without."""
-        return self.plain_s / self.seconds if self.seconds else 1.0
+        return self.gained / self.seen if self.seen else 1.0
 
     @property
     def is_promising(self) -> bool:
@@ -57,8 +59,8 @@ class DraftWatch:
         """Drafts would have given in `seconds` what plain steps give in `plain_s`."""
         self.num_looks += 1
         kept = 1.0 - NEWEST_SHARE
-        scale = 1.0 / seconds  # each look counts the same
-        self.plain_s, self.seconds = kept * self.plain_s + scale * plain_s, kept * self.seconds + 1.0
+        gain = min(plain_s / seconds, MOST_GAIN)  # each look counts the same
+        self.gained, self.seen = kept * self.gained + gain, kept * self.seen + 1.0
 
     def note_time(self, proposing_s: float) -> None:
         """A look took so long; of the last two the shorter one counts, as a machine may be away for a while."""
@@ -67,8 +69,8 @@ class DraftWatch:
         self._newest_s = newest_s
 
     def disappoint(self, ratio: float) -> None:
-        """A trial has shown this ratio."""
-        self.num_looks, self.plain_s, self.seconds = ENOUGH, min(ratio, 1.0), 1.0
+        """A trial has shown this ratio: what was seen before is no promise any more."""
+        self.num_looks, self.gained, self.seen = 0, min(ratio, 1.0), 1.0
 
     def pause_s(self, step_s: float, *, may_hurry: bool) -> float:
         """Seconds of plain steps, of `step_s` each, until the next look."""

@@ -4,8 +4,8 @@ Called by the draft controller. Owns, for each class of load, the measured progr
 CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or has lost MOST_DRAWDOWN_STEPS since it
 last gained, the class is closed. It is tried again
 
-- on evidence, if drafts that were only looked at (`draft_watch`) promise a gain: after 1, 2, 4, ... seconds, counted by
-  trials on such promises that lost (less where steps are short);
+- on evidence, if drafts that were only looked at (`draft_watch`) promise a gain: after 1, 4, 16, ... seconds, counted
+  by trials on such promises that lost (less where steps are short);
 - without, since costs may have changed: after 1, 2, 4, ... MOST_CLOSED_S, and when all is paid.
 
 Trials that are lost are paid for: their loss, and what capturing their steps took, is a debt, of which each second of
@@ -22,6 +22,7 @@ Source: Wu, Shariff, Lattimore, Szepesvari 2016, Conservative Bandits (a budget 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -34,9 +35,10 @@ CONTROL_RUN = 4
 # Of a class that is new: plain steps before the first trial; the control arm comes more often until there are some.
 FIRST_PLAIN_STEPS = 2
 FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, 2, 4
-# What closes a class: this many steps, or a loss of as many plain steps, whichever comes first. Of a small model that
-# is less than a machine is away now and then, so nothing is concluded from a smaller loss in seconds.
-MIN_STEPS, MIN_LOST_STEPS, MIN_LOST_S = 16, 1.0, 0.01
+# What closes a class: after MIN_STEPS, or at a loss of MIN_LOST_STEPS, a mean loss of CERTAINTY times its standard
+# error; or a loss of MOST_LOST_STEPS. Of a small model these are less than a machine is away now and then, so nothing
+# is concluded from a smaller loss in seconds.
+MIN_STEPS, MIN_LOST_STEPS, CERTAINTY, MOST_LOST_STEPS, MIN_LOST_S = 16, 1.0, 1.5, 4.0, 0.01
 # Plain steps, or seconds, lost since drafts last gained that close a class too, however much they gained before.
 MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
@@ -101,6 +103,7 @@ class GuardedBucket:
         num_controls: plain steps that are left of a row of them.
         was_open: the last step was not a plain one.
         lost_s: seconds lost since it was opened; negative = gained.
+        squares: sum of the squares of each step's loss since then.
         drawdown_s: seconds lost since the time when least was.
         captured_s: seconds that capturing its steps took since it was opened.
     """
@@ -117,6 +120,7 @@ class GuardedBucket:
     num_controls: int = 0
     was_open: bool = False
     lost_s: float = 0.0
+    squares: float = 0.0
     drawdown_s: float = 0.0
     captured_s: float = 0.0
 
@@ -210,6 +214,7 @@ class DraftGuard:
         guarded.was_open = True
         lost_s = guarded.speculated.record(plain_s, seconds) - plain_s / guarded.plain.speed
         guarded.lost_s += lost_s
+        guarded.squares += lost_s * lost_s
         guarded.drawdown_s = max(0.0, guarded.drawdown_s + lost_s)
         if is_probe:
             self.debt_s += max(0.0, lost_s)
@@ -223,25 +228,27 @@ class DraftGuard:
         guarded.was_open = True
 
     def _judge(self, guarded: GuardedBucket, plain_s: float) -> None:
-        num_steps = guarded.speculated.num_steps
-        has_evidence = num_steps >= MIN_STEPS or guarded.lost_s > max(MIN_LOST_STEPS * plain_s, MIN_LOST_S)
+        num_steps, lost_s = guarded.speculated.num_steps, guarded.lost_s
+        has_evidence = num_steps >= MIN_STEPS or lost_s > max(MIN_LOST_STEPS * plain_s, MIN_LOST_S)
+        variance = max(0.0, guarded.squares - lost_s * lost_s / num_steps)  # times the number of steps
+        is_slower = has_evidence and lost_s > CERTAINTY * math.sqrt(variance)
+        has_lost = lost_s > max(MOST_LOST_STEPS * plain_s, MIN_LOST_S)
         is_falling = guarded.drawdown_s > max(MOST_DRAWDOWN_STEPS * plain_s, MOST_DRAWDOWN_S)
-        is_slower = guarded.ratio < 1.0 and (guarded.lost_s > 0.0 or num_steps > PROVEN_STEPS)
-        if is_falling or (has_evidence and is_slower):
+        if is_slower or has_lost or is_falling:
             self._close(guarded, min(CLOSED_S, CLOSED_STEPS * plain_s))
         elif num_steps == PROVEN_STEPS:
             guarded.num_closings = guarded.num_broken = 0
 
     def _open(self, guarded: GuardedBucket, is_promised: bool) -> None:
         guarded.is_closed, guarded.is_promised = False, is_promised
-        guarded.lost_s = guarded.drawdown_s = guarded.captured_s = 0.0
+        guarded.lost_s = guarded.squares = guarded.drawdown_s = guarded.captured_s = 0.0
         guarded.speculated.reset()
         guarded.until_control, guarded.num_controls = FIRST_INTERVAL, 0
 
     def _close(self, guarded: GuardedBucket, first_s: float) -> None:
         guarded.is_closed = True
         guarded.closed_until_s = self.busy_s + min(first_s * 2.0**guarded.num_closings, MOST_CLOSED_S)
-        guarded.promised_until_s = self.busy_s + min(first_s * 2.0**guarded.num_broken, MOST_CLOSED_S)
+        guarded.promised_until_s = self.busy_s + min(first_s * 4.0**guarded.num_broken, MOST_CLOSED_S)
         guarded.num_closings += 1
         guarded.num_broken += guarded.is_promised
         self.num_closings += 1
