@@ -31,7 +31,7 @@ from quire.hosts.engine_core.messages import (
     request_name,
 )
 from quire.hosts.engine_core.outputs import WireRequest, lines_of, stats_of, tokens_of
-from quire.hosts.engine_core.requests import check_served, eos_of, request_options, sampling_params
+from quire.hosts.engine_core.requests import check_served, request_options, sampling_params
 from quire.hosts.engine_core.utilities import Utilities
 from quire.logger import get_logger
 from quire.structured_output.form_checker import FormChecker
@@ -59,6 +59,7 @@ class WireCore:
         rank: int = 0,
     ) -> None:
         self._config = parts.config
+        self._eos_token_id = parts.defaults.eos_token_id
         self._links = links
         self._rank = rank
         self._front = FrontEnd(parts)
@@ -133,6 +134,8 @@ class WireCore:
                 self._handle(client, frames)
             except MessageError as error:
                 logger.error("could not read a message of front end %d: %s", client, error)
+            except Exception:  # what one message leads to must not end the others'
+                logger.exception("a message of front end %d failed", client)
 
     async def _watch(self, client: int) -> None:
         await self._links.wait_until_gone(client)
@@ -171,21 +174,21 @@ class WireCore:
         try:
             check_served(request, self._rank)
             assert request.sampling_params is not None, "it was checked"
-            params = sampling_params(request.sampling_params)
+            params = sampling_params(request.sampling_params, self._eos_token_id)
             form = params.structured_outputs
             if form is not None and form.is_large:
                 self._preparing[request.request_id] = client
                 self._spawn(self._add_later(client, request, params))
                 return
             self._submit(client, request, params, self._prepare(request, params))
-        except QuireError as error:
+        except Exception as error:
             self._refuse(client, request.request_id, error)
 
     async def _add_later(self, client: int, request: CoreRequest, params: SamplingParams) -> None:
         """As the end of `_add`, for a schema that takes long to look at."""
         try:
             message = await asyncio.to_thread(self._prepare, request, params)
-        except QuireError as error:
+        except Exception as error:
             if self._preparing.pop(request.request_id, None) is not None:
                 self._refuse(client, request.request_id, error)
             return
@@ -193,17 +196,11 @@ class WireCore:
             self._submit(client, request, params, message)
 
     def _prepare(self, request: CoreRequest, params: SamplingParams) -> EngineCoreRequest:
-        assert request.sampling_params is not None and self._config.arch is not None, "they were checked"
-        eos = eos_of(request.sampling_params, self._config.arch.vocab_size)
         prompt = {"prompt_token_ids": request.prompt_token_ids}
         submission = self._front.prepare(
             request.request_id, prompt, params, request_options(request), request.arrival_time or None
         )
-        message = submission.messages[0]
-        if eos is not None and eos != message.eos_token_id and not params.ignore_eos:
-            ends = list(dict.fromkeys([*(message.sampling_params.stop_token_ids or []), eos]))
-            message.sampling_params.stop_token_ids = ends
-        return message
+        return submission.messages[0]
 
     def _submit(self, client: int, request: CoreRequest, params: SamplingParams, message: EngineCoreRequest) -> None:
         self._live[message.handle] = WireRequest(
@@ -306,11 +303,15 @@ class WireCore:
             if request is not None:
                 request.prompt_logprobs.append(lines)
 
-    def _refuse(self, client: int, request_id: str, error: QuireError) -> None:
+    def _refuse(self, client: int, request_id: str, error: Exception) -> None:
+        """End a request that does not run; an error that is not one of ours is a mistake of this program."""
+        if not isinstance(error, QuireError):
+            logger.error("request %s failed", request_id, exc_info=error)
+            error = QuireError(f"internal error: {type(error).__name__}: {error}")
         code = "validation_error" if isinstance(error, QuireClientError) else "internal_error"
         logger.info("request %s is refused: %s", request_id, error.message)
-        output = CoreOutput(request_id, [], finish_reason=int(FinishReason.ERROR))
         message = f"{error.message} ({error.hint})" if error.hint else error.message
+        output = CoreOutput(request_id, [], finish_reason=int(FinishReason.ERROR))
         output.error = RequestError(message, code)
         self._send(client, [output])
 
@@ -329,7 +330,13 @@ class WireCore:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the connection to a front end failed", exc_info=error)
+            self.stop(1)
 
 
 def _aborted(request_id: str) -> CoreOutput:

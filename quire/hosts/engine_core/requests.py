@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from quire.core.request_options import RequestOptions
+from quire.core.sampling_checks import MAX_TOKEN_ID
 from quire.core.sampling_params import SamplingParams
 from quire.errors import UnsupportedError, ValidationError
 from quire.hosts.engine_core.messages import CoreRequest
-from quire.utils.checks import shown
+from quire.hosts.parameters import FROM_OUTSIDE, NEUTRAL
+from quire.utils.checks import check_int, shown
 
 # The front end's own business: text, and how it hands out what it gets.
 OF_THE_FRONT_END = frozenset({
@@ -33,7 +35,6 @@ NOT_SERVED: Mapping[str, str] = {
     "prompt_is_token_ids": "send token ids",
     "resumable": "send the whole prompt at once",
 }
-NEUTRAL: tuple[Any, ...] = (None, False, 0, [], {}, "")
 MAX_BAD_WORDS = 1024
 
 
@@ -66,15 +67,17 @@ def request_options(request: CoreRequest) -> RequestOptions:
     return RequestOptions(priority=request.priority, cache_salt=request.cache_salt, add_special_tokens=False)
 
 
-def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+def sampling_params(given: Mapping[str, Any], eos_token_id: int) -> SamplingParams:
     """Parameters of one sequence without text: stop strings are searched by the front end.
+
+    Args:
+        eos_token_id: this engine's own end of a sequence; one that the front end names beside it ends sequences, too.
 
     Raises:
         ValidationError, UnsupportedError: a value is wrong or not honoured; the field is named.
     """
     values = {name: value for name, value in given.items() if name not in OF_THE_FRONT_END | ALLOWANCES}
-    known = SamplingParams.__struct_fields__
-    for name in [name for name in values if name not in known]:
+    for name in [name for name in values if name not in FROM_OUTSIDE]:
         value = values.pop(name)
         if value not in NEUTRAL:
             raise UnsupportedError(
@@ -84,20 +87,15 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
             )
     if values.get("structured_outputs") is not None:
         values["structured_outputs"] = _constraint(values["structured_outputs"])
-    if isinstance(values.get("logit_bias"), dict):
-        values["logit_bias"] = dict(values["logit_bias"])
     if not values.get("extra_args"):
         values.pop("extra_args", None)
-    values["ignore_eos"] = given.get("_eos_token_id") is None  # which is how the front end says it
+    named = given.get("_eos_token_id")
+    values["ignore_eos"] = named is None  # which is how the front end says it
     params = SamplingParams.from_dict({**values, "detokenize": False})
+    if named not in (None, eos_token_id):
+        params.stop_token_ids = [*(params.stop_token_ids or []), check_int("_eos_token_id", named, 0, MAX_TOKEN_ID)]
     params.bad_words_token_ids = _bad_words(given) or None
     return params
-
-
-def eos_of(given: Mapping[str, Any], vocab_size: int) -> int | None:
-    """The end of a turn that the front end names, where it is a token."""
-    value = given.get("_eos_token_id")
-    return value if type(value) is int and 0 <= value < vocab_size else None
 
 
 def _constraint(value: Any) -> Any:

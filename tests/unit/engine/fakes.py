@@ -15,7 +15,7 @@ from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.input_processor import InputLimits, InputProcessor
 from quire.engine.llm_engine import LLMEngine
-from quire.engine.parts import EngineParts
+from quire.engine.parts import EngineParts, FrontEndParts
 from quire.errors import ValidationError
 from quire.tokenization.chat_template import ChatTemplate
 from tests.models.checkpoints import CHAT_TEMPLATE
@@ -131,23 +131,26 @@ class FakeClient(EngineCoreClient):
         )
 
 
-def make_engine(client: FakeClient, **settings: object) -> LLMEngine:
-    """A front-end over `client`; `settings` are fields of `InputLimits` and `GenerationDefaults`."""
+def make_parts(**settings: object) -> FrontEndParts:
+    """What makes requests; `settings` are fields of `InputLimits` and `GenerationDefaults`."""
     defaults = GenerationDefaults(
         eos_token_id=EOS, **{k: settings.pop(k) for k in ("other_eos_token_ids", "sampling") if k in settings}
     )
     limits = InputLimits(vocab_size=TOKENIZER.vocab_size, **{"max_model_len": 200, **settings})
-    config = QuireConfig(model=ModelConfig(max_model_len=limits.max_model_len), cache=CacheConfig(block_size=4))
-    return LLMEngine(
-        EngineParts(
-            config=config,
-            client=client,
-            input_processor=InputProcessor(limits, TOKENIZER, defaults),
-            tokenizer=TOKENIZER,
-            chat_template=ChatTemplate(CHAT_TEMPLATE),
-            defaults=defaults,
-        )
+    return FrontEndParts(
+        config=QuireConfig(model=ModelConfig(max_model_len=limits.max_model_len), cache=CacheConfig(block_size=4)),
+        input_processor=InputProcessor(limits, TOKENIZER, defaults),
+        tokenizer=TOKENIZER,
+        chat_template=ChatTemplate(CHAT_TEMPLATE),
+        defaults=defaults,
     )
+
+
+def make_engine(client: FakeClient, **settings: object) -> LLMEngine:
+    """A front-end over `client`; settings as of `make_parts`."""
+    parts = make_parts(**settings)
+    fields = {name: getattr(parts, name) for name in FrontEndParts.__dataclass_fields__}
+    return LLMEngine(EngineParts(client=client, **fields))
 
 
 def run_all(engine: LLMEngine) -> list:

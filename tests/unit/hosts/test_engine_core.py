@@ -105,6 +105,10 @@ def test_what_is_wrong_with_a_message_ends_its_request_alone(front):
         "words": (PROMPT, {}, {"bad_words": ["a"], "_bad_words_token_ids": [["a"]]}),
         "schema": (PROMPT, {}, {"structured_outputs": {"json": "{"}}),
         "seeds": (PROMPT, {}, {"seed": "many"}),
+        "stops": (PROMPT, {}, {"stop_token_ids": 5, "_eos_token_id": 7}),
+        "ends": (PROMPT, {}, {"_eos_token_id": "two"}),
+        "beams": (PROMPT, {}, {"beam_search": {"num_beams": 2}}),
+        "internal": (PROMPT, {}, {"reasoning": [1]}),
     }
     for name, (prompt, fields, params) in wrong.items():
         front.add(name, prompt, fields=fields, **params)
