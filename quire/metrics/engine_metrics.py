@@ -20,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
 from quire.metrics.draft_metrics import DraftMetrics
+from quire.metrics.gateway_metrics import GatewayMetrics
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
 from quire.metrics.live_totals import LiveTotals, value_of
@@ -217,6 +218,14 @@ class EngineMetrics:
         self._gauge("kv_cache_usage_perc", doc, lambda: self._last_stats.kv_cache_usage)
         self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.registry.register(
+            GatewayMetrics(
+                self._labels,
+                lambda: self._last_stats.kv_cache_usage,
+                lambda: value_of([self._prefix_queries]),
+                lambda: value_of([self._prefix_hits]),
+            )
+        )
         misses = Counter(
             "quire:prefix_cache_misses", "Prefix-cache misses by reason.",
             [*self._labels, "reason"], registry=self.registry,
