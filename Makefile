@@ -270,6 +270,10 @@ test-router: $(VENV)/.test         ## two servers behind vllm-router (pip instal
 test-vllm-rs: $(VENV)/.test        ## vLLM's Rust server (fetched with pip, 336 MB once) in front of the engine: the same texts, kills, its benchmark
 	$(BIN)/python -m tests.hosts.vllm_rs
 
+.PHONY: test-dynamo
+test-dynamo: $(VENV)/.test         ## NVIDIA Dynamo (installed with pip, 300 MB once): routing, migration, prefill apart from decode; COUNT=200 requests
+	$(BIN)/python -m tests.hosts.dynamo --count $(or $(COUNT),200)
+
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 	@ls -t dist/quire-*.whl | head -1

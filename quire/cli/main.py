@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("quire.cli.demo", "run eight prompts at once with the embedded model"),
     "run": ("quire.cli.run", "serve a model and talk to it, in one command"),
     "serve": ("quire.cli.serve", "an OpenAI-compatible HTTP server"),
+    "dynamo": ("quire.cli.dynamo", "a worker of an NVIDIA Dynamo deployment"),
     "generate": ("quire.cli.generate", "generate from prompts on the command line, in a file or on stdin"),
     "run-batch": ("quire.cli.run_batch", "run a file of requests (resumable)"),
     "chat": ("quire.cli.chat", "talk to the model"),

@@ -15,6 +15,7 @@ from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.cache import CacheConfig
 from quire.config.cross_checks import check_supported
 from quire.config.device import DeviceConfig, ParallelConfig
+from quire.config.dynamo import DynamoConfig
 from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
 from quire.config.kv_transfer import KVTransferSettings
 from quire.config.model import LoadConfig, ModelConfig
@@ -60,6 +61,7 @@ SERVER_SECTIONS: dict[str, type] = {
     "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,
     "responses": ResponsesConfig, "headless": HeadlessConfig,
 }  # fmt: skip
+DYNAMO_SECTIONS: dict[str, type] = {"dynamo": DynamoConfig}
 
 
 HIDDEN = "(hidden)"
@@ -204,4 +206,4 @@ def settings_as_dict(
 
 def section_doc(section: str) -> str:
     """What a section of the configuration is about."""
-    return ({**SECTIONS, **SERVER_SECTIONS}[section].__doc__ or "").strip()
+    return ({**SECTIONS, **SERVER_SECTIONS, **DYNAMO_SECTIONS}[section].__doc__ or "").strip()
