@@ -123,6 +123,11 @@ test-same-bits: $(VENV)/.test      ## 200 mixed requests give the same bytes as 
 test-kv-faults: $(VENV)/.test      ## damaged, full, hanging and killed disks behind the KV cache: no wrong token; COUNT=10000, SEED=0
 	$(BIN)/python -m tests.robustness.kv_faults --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
 
+.PHONY: test-parallel
+test-parallel: $(VENV)/.test       ## 2 and 4 ranks give the bytes of one: every family, format and circumstance, then under kills; ONLY=llama,mixtral COUNT=20
+	$(BIN)/python -m tests.parallel.matrix --only "$(ONLY)"
+	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20)
+
 .PHONY: test-speculation
 test-speculation: $(VENV)/.test    ## the same bytes with drafts: every method, kind of request, tier and format; COUNT=500, SEED=0
 	$(BIN)/python -m tests.robustness.speculation --count $(or $(COUNT),500) --seed $(or $(SEED),0)

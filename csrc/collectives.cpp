@@ -1,4 +1,5 @@
 // The operations of a communicator. Each is a kernel like others: it can be recorded in a step and replayed.
+#include <chrono>
 #include <cstring>
 #include <type_traits>
 
@@ -11,9 +12,25 @@
 namespace quire {
 namespace {
 
-// From here on several threads copy, and what is copied does not stay in this core's caches.
-constexpr int64_t kLargeBytes = 256 << 10;
+constexpr int64_t kLargeBytes = 256 << 10;  // from here on several threads copy
+// From here on a copy goes past the caches of the writer: the reader is another core, and it would push out weights.
+constexpr int64_t kPastCachesBytes = 2 << 20;
 constexpr int64_t kSumBlock = 128;  // elements summed at a time
+
+// Adds the time of an operation to its communicator's.
+class Busy {
+ public:
+  explicit Busy(Communicator* communicator) : communicator_(communicator), start_(Clock::now()) {}
+  ~Busy() {
+    const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_);
+    communicator_->add_busy(time.count());
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Communicator* communicator_;
+  Clock::time_point start_;
+};
 
 template <class Body>
 void run_parts(Pool& pool, int64_t num_parts, const Body& body) {
@@ -21,7 +38,6 @@ void run_parts(Pool& pool, int64_t num_parts, const Body& body) {
   pool.run(num_parts, task, const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// Past the caches where the whole transfer is large: the reader is another core, and the data would push out weights.
 void copy_past_caches(char* to, const char* from, int64_t bytes) {
 #if defined(__x86_64__)
   const int64_t head = min_i64(bytes, -reinterpret_cast<intptr_t>(to) & 15);
@@ -48,12 +64,13 @@ void copy_rows(Pool& pool, char* to, int64_t to_stride, const char* from, int64_
     for (int64_t row = 0; row < num_rows; ++row) std::memcpy(to + row * to_stride, from + row * from_stride, bytes);
     return;
   }
+  const bool is_past_caches = is_shared && num_rows * bytes >= kPastCachesBytes;
   const int64_t num_parts = min_i64(num_rows, 4 * pool.num_threads());
   run_parts(pool, num_parts, [&](int64_t part) {
     const int64_t end = num_rows * (part + 1) / num_parts;
     for (int64_t row = num_rows * part / num_parts; row < end; ++row) {
       char* target = to + row * to_stride;
-      is_shared ? copy_past_caches(target, from + row * from_stride, bytes)
+      is_past_caches ? copy_past_caches(target, from + row * from_stride, bytes)
                 : static_cast<void>(std::memcpy(target, from + row * from_stride, bytes));
     }
   });
@@ -124,6 +141,7 @@ void reduce_as(const ReduceArgs& args) {
 }  // namespace
 
 void gather(Pool& pool, const GatherArgs& args) {
+  const Busy busy(args.communicator);
   Communicator& group = *args.communicator;
   const int rank = group.rank();
   const int64_t width = args.starts[group.size()], first = args.starts[rank], own = args.starts[rank + 1] - first;
@@ -154,6 +172,7 @@ void gather(Pool& pool, const GatherArgs& args) {
 }
 
 void gather_rows(Pool& pool, const GatherRowsArgs& args) {
+  const Busy busy(args.communicator);
   Communicator& group = *args.communicator;
   const int64_t most = group.capacity() / args.row_bytes;
   for (int64_t begin = 0; begin < args.num_rows; begin += most) {
@@ -180,6 +199,7 @@ void local_ids(Pool&, const LocalIdsArgs& args) {
 }
 
 void reduce(Pool&, const ReduceArgs& args) {
+  const Busy busy(args.communicator);
   args.dtype == DType::f32 ? reduce_as<float>(args) : reduce_as<bf16>(args);
 }
 
@@ -201,6 +221,7 @@ void broadcast(Pool& pool, const BroadcastArgs& args) {
 }
 
 void all_to_all(Pool& pool, const AllToAllArgs& args) {
+  const Busy busy(args.communicator);
   Communicator& group = *args.communicator;
   const int64_t size = group.size(), rank = group.rank();
   const int64_t most = group.capacity() / (size * size) / kCacheLine * kCacheLine;

@@ -38,6 +38,7 @@ void bind_communicator(nb::module_& m) {
              new (self) Communicator(fd, rank, size, capacity, spin_us, timeout_us);
            })
       .def_prop_ro("aborted", &Communicator::aborted)
+      .def_prop_ro("busy_ns", &Communicator::busy_ns)
       .def("abort", &Communicator::abort)
       .def("barrier",
            [](Communicator& self, Pool& pool) {

@@ -12,7 +12,7 @@ from quire.config.quantized_checkpoint import checkpoint_format
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
-PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+PARALLEL_SIZES = ("pipeline_parallel_size",)
 
 
 def check_supported(config: QuireConfig) -> None:
@@ -48,7 +48,7 @@ def check_supported(config: QuireConfig) -> None:
         size = getattr(config.parallel, name)
         if size != 1:
             raise UnsupportedError(
-                f"{name}={size} is not supported yet: the model runs in a single process",
+                f"{name}={size} is not supported yet",
                 hint=f"use {name}=1",
                 field=name,
             )

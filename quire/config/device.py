@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.config.base import check_settings, setting
 from quire.plugins import ATTENTION_BACKEND, EXECUTOR
 
-OWN_EXECUTORS = ("auto", "uni")
+OWN_EXECUTORS = ("auto", "uni", "mp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class DeviceConfig:
     device: str = setting("auto", "auto = CUDA when present, else CPU.", choices=("auto", "cpu", "cuda"))
     num_threads: int | None = setting(
         None,
-        "CPU compute threads; default: one per usable core, at most OMP_NUM_THREADS.",
+        "CPU compute threads of each rank; default: one per usable core, at most OMP_NUM_THREADS, over the ranks.",
         minimum=1,
         maximum=4096,
     )
@@ -43,7 +43,11 @@ class ParallelConfig:
     """How the model is divided over processes."""
 
     tensor_parallel_size: int = setting(
-        1, "Number of tensor-parallel processes; only 1 is supported so far.", minimum=1, short="-tp"
+        1,
+        "Number of processes that compute each layer together; answers have the same bytes with any.",
+        minimum=1,
+        maximum=64,
+        short="-tp",
     )
     pipeline_parallel_size: int = setting(
         1, "Number of pipeline stages; only 1 is supported so far.", minimum=1, short="-pp"
@@ -53,7 +57,10 @@ class ParallelConfig:
         "process of its own, and an equal share of cores and memory.", minimum=1, maximum=1024, short="-dp",
     )  # fmt: skip
     distributed_executor_backend: str = setting(
-        "auto", "Executor: how workers are run.", choices=OWN_EXECUTORS, plugins=EXECUTOR
+        "auto",
+        "Executor: how workers are run; uni = in one process, mp = a process for each rank.",
+        choices=OWN_EXECUTORS,
+        plugins=EXECUTOR,
     )
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from quire.config.cross_checks import check_against_model, check_batch, check_de
 from quire.config.engine import QuireConfig
 from quire.config.model import STORED_QUANTIZATIONS
 from quire.config.model_arch import ModelArch
+from quire.config.parallel_checks import check_parallel
 from quire.errors import ConfigError
 from quire.platforms.interface import Platform
 
@@ -103,6 +104,7 @@ def resolve(
             decisions.append(decision)
     check_against_model(config)
     check_batch(config)
+    check_parallel(config)
     return config, decisions
 
 
@@ -114,16 +116,19 @@ def resolve_device(config: QuireConfig, context: ResolveContext) -> tuple[QuireC
 
 
 def resolve_num_threads(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """As many compute threads as usable cores, divided among the replicas."""
+    """As many compute threads as usable cores, divided among the replicas and their ranks."""
     if config.device.num_threads is not None:
         return config, None
-    num_cpus, count = context.platform.num_cpus, config.parallel.data_parallel_size
-    if count == 1:
-        return _choose(config, "device", "num_threads", max(1, num_cpus), "usable cores")
-    reason = f"{num_cpus} usable cores shared by {count} replicas"
-    if context.platform.cpus is not None and context.platform.cpus.num_nodes > 1:
-        reason += f", each on one of {context.platform.cpus.num_nodes} memory nodes"
-    return _choose(config, "device", "num_threads", max(1, num_cpus // count), reason)
+    platform, parallel = context.platform, config.parallel
+    num_cpus, count, num_ranks = platform.num_cpus, parallel.data_parallel_size, parallel.tensor_parallel_size
+    reason = "usable cores" if count * num_ranks == 1 else f"{num_cpus} usable cores"
+    if count > 1:
+        reason += f" shared by {count} replicas"
+        if platform.cpus is not None and platform.cpus.num_nodes > 1:
+            reason += f", each on one of {platform.cpus.num_nodes} memory nodes"
+    if num_ranks > 1:
+        reason += f", divided by {num_ranks} ranks"
+    return _choose(config, "device", "num_threads", max(1, num_cpus // (count * num_ranks)), reason)
 
 
 def resolve_attention_backend(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
@@ -173,9 +178,21 @@ def resolve_kernel_tier(config: QuireConfig, context: ResolveContext) -> tuple[Q
 
 
 def resolve_executor(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """One process while nothing is divided."""
-    if config.parallel.distributed_executor_backend != "auto":
+    """One process while nothing is divided.
+
+    Raises:
+        ConfigError: one process is asked for, and several ranks.
+    """
+    asked, num_ranks = config.parallel.distributed_executor_backend, config.parallel.tensor_parallel_size
+    if asked == "uni" and num_ranks > 1:
+        raise ConfigError(
+            f"distributed_executor_backend='uni' is one process, tensor_parallel_size={num_ranks} needs as many",
+            hint="use distributed_executor_backend='mp', or leave it out", field="distributed_executor_backend",
+        )  # fmt: skip
+    if asked != "auto":
         return config, None
+    if num_ranks > 1:
+        return _choose(config, "parallel", "distributed_executor_backend", "mp", f"{num_ranks} ranks on this machine")
     return _choose(config, "parallel", "distributed_executor_backend", "uni", "the model runs in one process")
 
 

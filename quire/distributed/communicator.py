@@ -27,6 +27,11 @@ class Communicator(ABC):
     rank: int
     size: int
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds that this rank has spent in collectives so far, waits included; 0 where they are not counted."""
+        return 0.0
+
     @abstractmethod
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -57,6 +57,11 @@ class SharedMemoryCommunicator(Communicator):
         self.rank, self.size = rank, size
         self._native = NativeCommunicator(runtime, fd, rank, size, capacity, spin_us, int(timeout_s * 1e6))
 
+    @property
+    def busy_s(self) -> float:
+        """As `Communicator.busy_s`."""
+        return self._native.busy_s
+
     def barrier(self) -> None:
         """As `Communicator.barrier`."""
         self._native.barrier()

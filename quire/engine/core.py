@@ -227,6 +227,10 @@ class EngineCore:
         self._end_transfers(END_TRANSFERS_S, END_TRANSFERS_S + PATIENCE_S)
         self.shutdown()
 
+    def watch_failure(self, on_failure: Callable[[str], None]) -> None:
+        """Call `on_failure` with the reason when a process that computes the model ends; also while nothing runs."""
+        self._executor.watch_failure(on_failure)
+
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
         self._grammars.shutdown()

@@ -7,12 +7,10 @@ it gave.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -48,11 +46,11 @@ from quire.engine.heartbeat import Heartbeat, Phase
 from quire.engine.spare_process import PRELOAD
 from quire.errors import EngineDeadError, MessageError, QuireError
 from quire.logger import configure_logging, get_logger
+from quire.utils.child_life import die_with_parent, ignore_terminal_signals, read_block
 from quire.utils.garbage import collector_paused
 from quire.utils.phases import PhaseTimer
 
 HELLO = b"hello"
-PR_SET_PDEATHSIG = 1
 FILES_GONE_TIMEOUT_S = 30.0
 PRELOADED = ("quire.engine.core_factory", "quire.platforms.detect", "quire.executor.uniproc", "quire.worker.worker")
 """What a core imports before it knows its model."""
@@ -190,8 +188,7 @@ def main() -> None:
     Ends with its parent, however that ends: when its standard input closes, and on Linux by the kernel too.
     """
     ready_fd = int(sys.argv[1])
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group, they are for the parent, which may drain
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal_signals()
     begun = _read_setup(is_spare=PRELOAD in sys.argv[2:])
     if begun is None:
         return
@@ -210,7 +207,7 @@ def main() -> None:
     outputs.connect(setup.output_address)
     outputs.send(HELLO)
     _wait_until_gone(directory)
-    _die_with_parent(setup.parent_pid)
+    die_with_parent(setup.parent_pid)
     configure_logging(setup.config.observability.log_level, setup.config.observability.log_format)
     timer.end_phase("connection")
     try:
@@ -220,6 +217,7 @@ def main() -> None:
             logger.exception("the engine core cannot be built")
         _answer(ready_fd, CoreFailed(ErrorInfo.of(error)))
         return
+    core.watch_failure(_end_at_once)
     progress.enter(Phase.IDLE)
     logger.info("engine core %s", timer)
     _answer(ready_fd, CoreReady(core.num_blocks, timer.phases))
@@ -236,13 +234,13 @@ def _read_setup(*, is_spare: bool) -> tuple[CoreSetup, PhaseTimer] | None:
     """The setup, and the timer of the start; None when a spare process was not needed."""
     if not is_spare:
         timer = PhaseTimer("python and imports")
-        return msgspec.msgpack.decode(_read_block(0), type=CoreSetup), timer
+        return msgspec.msgpack.decode(read_block(0), type=CoreSetup), timer
     envs.prefer_sleeping_threads()
     with collector_paused():
         for module in PRELOADED:
             importlib.import_module(module)
     try:
-        block = _read_block(0)
+        block = read_block(0)
     except EngineDeadError:
         return None
     return msgspec.msgpack.decode(block, type=CoreSetup), PhaseTimer()
@@ -276,25 +274,15 @@ def _build(setup: CoreSetup, progress: Heartbeat, timer: PhaseTimer) -> EngineCo
     return core
 
 
+def _end_at_once(reason: str) -> None:
+    """A process of the group has ended: so does this one, whatever it does, and its watcher starts another group."""
+    logger.error("the engine core ends: %s", reason)
+    os._exit(1)
+
+
 def _answer(ready_fd: int, answer: CoreReady | CoreFailed) -> None:
     with os.fdopen(ready_fd, "wb") as pipe:
         pipe.write(msgspec.msgpack.encode(answer))
-
-
-def _read_block(fd: int) -> bytes:
-    """Bytes preceded by their number (8 bytes, little endian)."""
-    size = int.from_bytes(_read_exactly(fd, 8), "little")
-    return _read_exactly(fd, size)
-
-
-def _read_exactly(fd: int, size: int) -> bytes:
-    parts = b""
-    while len(parts) < size:
-        part = os.read(fd, size - len(parts))
-        if not part:
-            raise EngineDeadError("the parent process has exited")
-        parts += part
-    return parts
 
 
 def _end_with_parent(directory: Path) -> None:
@@ -310,11 +298,3 @@ def _wait_until_gone(directory: Path) -> None:
     deadline = time.monotonic() + FILES_GONE_TIMEOUT_S
     while directory.exists() and time.monotonic() < deadline:
         time.sleep(0.002)
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """Let the kernel kill this process with its parent, even while it is stopped or stuck."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(0)

@@ -44,6 +44,14 @@ class Executor(ABC):
             ValidationError: the worker has no such method.
         """
 
+    def check_health(self) -> None:
+        """Raise `EngineDeadError` where a process that computes the model has ended."""
+        return None
+
+    def watch_failure(self, on_failure: Callable[[str], None]) -> None:
+        """Call `on_failure` with the reason, from another thread, when such a process ends without being asked."""
+        return None
+
     @abstractmethod
     def shutdown(self) -> None:
         """Release the workers; harmless when repeated."""

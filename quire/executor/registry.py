@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from quire.executor.base import Executor
+from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.uniproc import UniProcExecutor
 from quire.plugins import EXECUTOR, load_plugin, unknown_choice
 
-EXECUTORS: dict[str, type[Executor]] = {"uni": UniProcExecutor}
+EXECUTORS: dict[str, type[Executor]] = {"uni": UniProcExecutor, "mp": MultiprocExecutor}
 
 
 def executor_class(name: str) -> type[Executor]:

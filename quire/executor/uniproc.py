@@ -11,6 +11,7 @@ from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.distributed.seat import Seat
 from quire.errors import EngineDeadError, ValidationError
 from quire.executor.base import Executor
 from quire.platforms.interface import Platform
@@ -25,15 +26,20 @@ class UniProcExecutor(Executor):
         config: resolved.
         platform: the machine.
         logits_processors: custom processors, classes or "module:Class".
+        seat: the worker's place among the processes that compute the model; None = it does so alone.
 
     Raises:
         QuireError: whatever keeps the model from loading.
     """
 
     def __init__(
-        self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
+        self,
+        config: QuireConfig,
+        platform: Platform,
+        logits_processors: Sequence[ProcessorSource] = (),
+        seat: Seat | None = None,
     ) -> None:
-        self._worker: Worker | None = Worker(config, platform, load_processors(logits_processors))
+        self._worker: Worker | None = Worker(config, platform, load_processors(logits_processors), seat)
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """As `Worker.kv_cache_specs`."""

@@ -18,6 +18,7 @@ from quire.kernels.reference.norm import add_rms_norm, gated_rms_norm, layer_nor
 from quire.layers.experts import ExpertKernels, ExpertsMethod, LoopedExperts
 from quire.layers.head_linear import DenseHeads, HeadLinearMethod
 from quire.layers.linear_method import LinearMethod, UnquantizedLinearMethod
+from quire.layers.sharding import Ranges, Shards
 
 
 class LayerKernels(ABC):
@@ -27,9 +28,11 @@ class LayerKernels(ABC):
 
     Attributes:
         rows_at_once: tokens that pass through all of a feed-forward network before the next ones begin.
+        shards: how matrices are divided over ranks; None = they are not.
     """
 
     rows_at_once = sys.maxsize
+    shards: Shards | None = None
 
     def packing(self) -> Mapping[str, str | int] | None:
         """What stored weights depend on besides the checkpoint; None = they are the checkpoint's own tensors."""
@@ -46,6 +49,10 @@ class LayerKernels(ABC):
     @abstractmethod
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """How the table of token vectors is stored, which is the output projection too when the model ties them."""
+
+    def own_rows(self, ranges: Ranges, output_size: int, input_size: int) -> LinearMethod:
+        """How the rows of a projection that are this rank's are stored and multiplied; for kernels with `shards`."""
+        raise NotImplementedError("these kernels are of one rank")
 
     def head_linear_method(self) -> HeadLinearMethod:
         """How matrices of single heads are stored and multiplied; never quantized."""

@@ -6,12 +6,12 @@ Derived from by packages (docs/how-to/plugins.md); `QuantizedKernels` puts one i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 
 from quire.config.model import OWN_QUANTIZATIONS
+from quire.layers.delegation import delegate_operations
 from quire.layers.experts import ExpertKernels
 from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
@@ -82,20 +82,7 @@ class QuantizedKernels(LayerKernels):
         return self._kernels.add_rms_norm(x, residual, weight, eps)
 
 
-def _as_without_quantization(name: str) -> Callable[..., Any] | property:
-    if not callable(getattr(LayerKernels, name)):
-        return property(lambda self: getattr(self._kernels, name))
-
-    def operation(self: QuantizedKernels, *args: Any, **options: Any) -> Any:
-        return getattr(self._kernels, name)(*args, **options)
-
-    return operation
-
-
-# Operations with a default of their own would hide those of the kernels within.
-for _name in vars(LayerKernels).keys() - vars(QuantizedKernels).keys():
-    if not _name.startswith("_"):
-        setattr(QuantizedKernels, _name, _as_without_quantization(_name))
+delegate_operations(QuantizedKernels)
 
 
 def with_quantization(kernels: LayerKernels, name: str | None, dtype: torch.dtype) -> LayerKernels:

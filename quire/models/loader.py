@@ -65,16 +65,16 @@ def load_model(
     Raises:
         ModelError: unknown architecture, or weights (WeightsError) that are malformed or not this model's.
         ConfigError: no attention backend fits.
-        UnsupportedError: more than one rank.
+        UnsupportedError: more ranks than the kernels divide the model over.
     """
-    if parallel.tensor_parallel_size != 1:
-        raise UnsupportedError(
-            f"tensor_parallel_size={parallel.tensor_parallel_size} is not supported yet",
-            hint="use tensor_parallel_size=1",
-            field="tensor_parallel_size",
-        )
     family = model_family(arch)
     layers = kernels or TorchKernels()
+    if parallel.tensor_parallel_size != (1 if layers.shards is None else layers.shards.size):
+        raise UnsupportedError(
+            f"tensor_parallel_size={parallel.tensor_parallel_size} is not supported by the kernels of this device",
+            hint="use tensor_parallel_size=1, or the native CPU kernels",
+            field="tensor_parallel_size",
+        )
     is_dummy, checkpoint = load.load_format == "dummy", None
     if not is_dummy and not arch.config_json:  # of transformers' classes some are refused while they are built
         checkpoint = open_checkpoint(Path(model_path), arch.quantization)

@@ -28,6 +28,8 @@ logger = get_logger(__name__)
 class MemoryPlanner:
     """Divides what was free when it was made, which is before the weights are read.
 
+    Ranks of one machine share its memory evenly.
+
     Args:
         draft_arch: of a model that drafts beside the target; None = there is none.
     """
@@ -36,6 +38,7 @@ class MemoryPlanner:
         self._setup = setup
         self._memory = ops.memory
         self._free_bytes = ops.memory.free_bytes()
+        self._num_ranks = setup.num_ranks
         self._utilization = setup.config.cache.memory_utilization
         workspace_bytes = estimate_workspace_bytes(setup.arch, setup.limits, setup.dtype.itemsize)
         self._draft_weights_bytes = 0
@@ -73,7 +76,7 @@ class MemoryPlanner:
                 kept_bytes(setup.config),
             )
             + self._draft_weights_bytes,
-            workspace_bytes=self._workspace_bytes,
+            workspace_bytes=self._num_ranks * self._workspace_bytes,
             useful_bytes=None,
             swap_bytes=self._swap_bytes,
         )
@@ -87,7 +90,7 @@ class MemoryPlanner:
             specs: layer name -> what it needs from the KV cache.
         """
         budget = plan_memory(
-            free_bytes=self._free_bytes,
+            free_bytes=self._free_bytes // self._num_ranks,
             utilization=self._utilization,
             weights_bytes=weights_bytes,
             workspace_bytes=self._workspace_bytes,

@@ -38,6 +38,7 @@ from quire.worker.draft_acceptance import DraftAcceptance
 from quire.worker.draft_trees import along_paths
 from quire.worker.drafting.draft_step import DraftStep
 from quire.worker.drafting.inputs import DraftModel
+from quire.worker.group_lead import GroupLead, LeadModel
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_tier import KVTierWorker
 from quire.worker.layer_hooks import LayerHooks
@@ -69,6 +70,7 @@ class ModelRunner:
         logprobs_mode: what log-probability fields hold.
         transfers: swaps blocks; None = there is no swap space.
         acceptance: a rule by which drafts stand; None = as they are sampled.
+        group: the other ranks that compute the model; None = there are none.
     """
 
     def __init__(
@@ -84,16 +86,19 @@ class ModelRunner:
         logprobs_mode: str = "raw_logprobs",
         transfers: BlockTransfers | None = None,
         acceptance: DraftAcceptance | None = None,
+        group: GroupLead | None = None,
     ) -> None:
         self._model = model
+        self._group = group
         self._requests = requests
         self._block_tables = block_tables
         self._sampling = sampling
         self._attention = attention
         self._device = device
         self._acceptance = acceptance
+        sampled = model if group is None else LeadModel(model, group.compute_logits)
         self._sampling_step = SamplingStep(
-            model, requests, sampling, sampling_ops, logprobs_mode, acceptance, self._keep_paths
+            sampled, requests, sampling, sampling_ops, logprobs_mode, acceptance, self._keep_paths
         )
         self._kept_tokens: np.ndarray | None = None
         self._step_graphs = step_graphs
@@ -174,6 +179,8 @@ class ModelRunner:
         self._kept_tokens = tokens
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:
+        if self._group is not None:
+            return self._group.forward(batch, wants_all=self._wanted(batch) is None)
         hidden = None if batch.trees is not None else self._step_graphs.forward(batch)
         if hidden is not None:
             return hidden
@@ -214,4 +221,6 @@ class ModelRunner:
             )
         self._block_tables.append(scheduled.new_blocks)
         if len(scheduled.block_copies):
+            if self._group is not None:
+                self._group.copy_blocks(scheduled.block_copies)
             self._attention.copy_pages(scheduled.block_copies)

@@ -9,6 +9,7 @@ import torch
 from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
 from quire.core.memory_budget import StepLimits
+from quire.distributed.seat import Seat
 from quire.platforms.interface import Platform
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -26,7 +27,8 @@ class WorkerSetup:
         dtype: of weights and activations.
         kv_cache_dtype: of the cache's elements.
         block_size: tokens per block.
-        num_threads: for computing on the CPU.
+        num_threads: for computing on the CPU, of each rank.
+        seat: this process's place in a group that computes the model; None = it does so alone.
     """
 
     config: QuireConfig
@@ -37,9 +39,20 @@ class WorkerSetup:
     kv_cache_dtype: torch.dtype
     block_size: int
     num_threads: int
+    seat: Seat | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return 0 if self.seat is None else self.seat.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model."""
+        return 1 if self.seat is None else self.seat.size
 
 
-def make_setup(config: QuireConfig, platform: Platform) -> WorkerSetup:
+def make_setup(config: QuireConfig, platform: Platform, seat: Seat | None = None) -> WorkerSetup:
     """The setup of a config that went through `resolve`."""
     hint = "is missing: the config did not go through config.resolve"
     assert config.arch is not None, f"arch {hint}"
@@ -63,4 +76,5 @@ def make_setup(config: QuireConfig, platform: Platform) -> WorkerSetup:
         kv_cache_dtype=KV_CACHE_DTYPES[config.cache.kv_cache_dtype],
         block_size=config.cache.block_size,
         num_threads=config.device.num_threads or platform.num_cpus,
+        seat=seat,
     )

@@ -19,7 +19,9 @@ from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
+from quire.distributed.seat import Seat
 from quire.errors import ConfigError
 from quire.kv_offload.store import BlockStore
 from quire.kv_transfer.connector import KVConnectorRole
@@ -40,6 +42,10 @@ from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
+from quire.worker.group_follower import GroupFollower
+from quire.worker.group_lead import GroupLead
+from quire.worker.group_messages import InitCache
+from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
 from quire.worker.kv_tier import AnyBlocks, KVTierWorker, blocks_of
@@ -48,6 +54,7 @@ from quire.worker.model_runner import ModelRunner
 from quire.worker.offloading import OffloadingWorker
 from quire.worker.request_states import RequestStates
 from quire.worker.setup import make_setup
+from quire.worker.step_channel import StepChannel
 from quire.worker.warmup import warm_up
 
 
@@ -58,6 +65,7 @@ class Worker:
         config: resolved: nothing in it is "auto" or missing.
         platform: the machine, with the config's device.
         custom_processors: logits processors of the engine's owner.
+        seat: this process's place among those that compute the model; None = it does so alone.
 
     Raises:
         ModelError: the model directory or its weights are unusable.
@@ -65,10 +73,14 @@ class Worker:
     """
 
     def __init__(
-        self, config: QuireConfig, platform: Platform, custom_processors: Sequence[type[ProcessorKind]] = ()
+        self,
+        config: QuireConfig,
+        platform: Platform,
+        custom_processors: Sequence[type[ProcessorKind]] = (),
+        seat: Seat | None = None,
     ) -> None:
         keep_freed_memory()
-        self._setup = setup = make_setup(config, platform)
+        self._setup = setup = make_setup(config, platform, seat)
         self._custom_processors = tuple(custom_processors)
         self._acceptance = acceptance_options(config.speculative)
         self._ops = ops = make_device_ops(setup)
@@ -81,7 +93,7 @@ class Worker:
             config.load,
             setup.dtype,
             ops.device,
-            ParallelContext(),
+            ParallelContext(setup.rank, setup.num_ranks),
             ops.attention,
             setup.limits.max_model_len,
             config.model.seed,
@@ -93,7 +105,9 @@ class Worker:
         if self._drafter is not None and self._drafter.aux is not None:
             assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
             self._model.model.aux_states = self._drafter.aux
+        self._channel = StepChannel(ops.communicator)
         self._runner: ModelRunner | None = None
+        self._follower: GroupFollower | None = None
         self._blocks: AnyBlocks | None = None
         self._kv_cache_config: KVCacheConfig | None = None
         self._connector_caches: ConnectorCaches | None = None
@@ -103,6 +117,27 @@ class Worker:
         """The loaded model."""
         assert isinstance(self._model, torch.nn.Module)
         return self._model
+
+    @property
+    def communicator(self) -> Communicator:
+        """To the other processes that compute the model."""
+        return self._ops.communicator
+
+    def communication_s(self) -> float:
+        """Seconds that this rank has spent in collectives so far, waits for other ranks included."""
+        return self._ops.communicator.busy_s
+
+    def follow(self) -> None:
+        """Compute what rank 0 says, until the group ends. For ranks other than 0.
+
+        Raises:
+            CommunicationError: it has ended.
+        """
+        first = self._channel.receive()
+        assert isinstance(first, InitCache), "rank 0 begins with the cache"
+        self.initialize_kv_cache(first.kv_cache)
+        assert self._follower is not None, "made with the cache"
+        self._follower.run()
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it needs from the KV cache, in layer order; behind them those of a drafting model.
@@ -136,6 +171,9 @@ class Worker:
         ConfigError: trees cannot be drafted for this model.
         """
         self._memory.check_allocation(kv_cache_config)
+        is_group = self._setup.num_ranks > 1
+        if is_group and not self._setup.rank:
+            self._channel.send(InitCache(kv_cache_config))
         self._kv_cache_config = kv_cache_config
         setup, ops, vocab_size = self._setup, self._ops, self._setup.arch.vocab_size
         max_num_seqs, max_model_len = setup.limits.max_num_seqs, setup.limits.max_model_len
@@ -149,7 +187,8 @@ class Worker:
         sampling = SamplingStates(
             max_num_seqs, vocab_size, ops.device, self._custom_processors, ops.sampling.apply_penalties_inplace
         )
-        graphs = ops.make_graphs(self._model, attention, block_tables)
+        step_tables = StepTables(kv_cache_config, max_num_seqs, max_model_len) if is_group else block_tables
+        graphs = ops.make_graphs(self._model, attention, step_tables)
         if self._drafter is not None and self._drafter.aux is not None:
             graphs = GraphsWithAux(graphs, self._drafter.aux)
         requests = RequestStates(max_num_seqs, max_model_len, vocab_size)
@@ -157,6 +196,11 @@ class Worker:
         acceptance = None
         if self._acceptance is not None:
             acceptance = DraftAcceptance(self._acceptance, requests, sampling, ops.sampling, logprobs_mode, ops.device)
+        group = None
+        if isinstance(step_tables, StepTables):
+            step = GroupStep(self._model, graphs, attention, step_tables, ops.device)
+            group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables)
+            self._follower = GroupFollower(ops.communicator, self._channel, self._model, step, attention, setup.dtype)
         self._runner = ModelRunner(
             self._model,
             requests,
@@ -169,6 +213,7 @@ class Worker:
             logprobs_mode,
             kv_caches.transfers,
             acceptance,
+            group,
         )
         self._blocks = blocks_of(kv_caches.pools)
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))

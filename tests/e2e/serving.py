@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,19 @@ async def stream_all(engine: AsyncLLM, requests: list[tuple[Any, SamplingParams]
     return await asyncio.gather(*[stream(engine, f"{tag}{i}", *one) for i, one in enumerate(requests)])
 
 
-async def kill_at_random(engine: AsyncLLM, count: int, rng: random.Random, sign: int) -> None:
-    """Signal `count` cores, each some steps after it began to run."""
+def core_of(engine: AsyncLLM) -> int | None:
+    """The process of its core."""
+    return engine.core_pid
+
+
+async def kill_at_random(
+    engine: AsyncLLM, count: int, rng: random.Random, sign: int, victim: Callable[[AsyncLLM], int | None] = core_of
+) -> None:
+    """Signal `count` cores, or what `victim` gives of each, some steps after it began to run."""
     first = engine.num_restarts + 1
     for number in range(first, first + count):
         num_steps = rng.randint(1, 25)
-        pid, seen = engine.core_pid, engine.last_stats
+        pid, seen = victim(engine), engine.last_stats
         while num_steps:
             await asyncio.sleep(0)
             num_steps -= engine.last_stats is not seen
@@ -117,11 +125,17 @@ async def kill_at_random(engine: AsyncLLM, count: int, rng: random.Random, sign:
 
 
 async def rounds(
-    engine: AsyncLLM, requests: Any, expected: Any, count: int, rng: random.Random, sign: int = signal.SIGKILL
+    engine: AsyncLLM,
+    requests: Any,
+    expected: Any,
+    count: int,
+    rng: random.Random,
+    sign: int = signal.SIGKILL,
+    victim: Callable[[AsyncLLM], int | None] = core_of,
 ) -> int:
     """Stream all requests again and again until `count` cores were signalled; how many answers differed."""
     num_different, number, start = 0, 0, time.monotonic()
-    killer = asyncio.ensure_future(kill_at_random(engine, count, rng, sign))
+    killer = asyncio.ensure_future(kill_at_random(engine, count, rng, sign, victim))
     while not killer.done():
         found = await stream_all(engine, requests, f"{number}-")
         different = sum(one != other for one, other in zip(found, expected, strict=True))

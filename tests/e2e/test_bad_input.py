@@ -110,7 +110,14 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("native_cpu", "float32"),
     ),
     "unknown kernel tier": ({"kernel_tier": "mmx"}, ("kernel_tier", "avx2")),
-    "two processes": ({"tensor_parallel_size": 2}, ("tensor_parallel_size", "tensor_parallel_size=1")),
+    "two processes in one": (
+        {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+        ("distributed_executor_backend", "tensor_parallel_size=2", "'mp'"),
+    ),
+    "two ranks and a swap space": (
+        {"tensor_parallel_size": 2, "swap_space": 1, "preemption_mode": "swap"},
+        ("swap_space", "tensor_parallel_size=1"),
+    ),
     "remote code": ({"trust_remote_code": True}, ("trust_remote_code", "never runs code")),
     "adapters": ({"enable_lora": True}, ("enable_lora", "leave out")),
     "draft model without a model": ({"speculative_config": {"method": "draft_model"}}, ("speculative_config", "model")),

@@ -45,6 +45,10 @@ class Communicator {
   void wait_for(int other, bool forever = false);
   void wait_for_all();
 
+  // Time in operations so far, waits included; of broadcasts, which may wait for work, none.
+  int64_t busy_ns() const { return busy_ns_; }
+  void add_busy(int64_t ns) { busy_ns_ += ns; }
+
   // From one rank to another, whatever the others do; in pieces.
   void send(const char* data, int64_t bytes, int to);
   void receive(char* data, int64_t bytes, int from, bool forever);
@@ -68,6 +72,7 @@ class Communicator {
   int64_t spin_us_;
   int64_t timeout_us_;
   uint32_t operation_ = 0;
+  int64_t busy_ns_ = 0;
   const char* what_ = "";
 };
 

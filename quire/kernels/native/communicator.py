@@ -64,6 +64,11 @@ class NativeCommunicator:
         rank = int(self._native.aborted)
         return None if rank < 0 else rank
 
+    @property
+    def busy_s(self) -> float:
+        """Seconds in operations so far, waits included; those of broadcasts, which may wait for work, are not."""
+        return float(self._native.busy_ns) * 1e-9
+
     def abort(self, rank: int) -> None:
         """End all waits of all ranks: `rank` has ended."""
         check_size("rank", rank, 0, self.size - 1)

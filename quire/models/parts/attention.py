@@ -17,6 +17,7 @@ from quire.layers.norm import Norm
 from quire.layers.options import LayerOptions
 from quire.layers.weight_target import ReorderedTarget, TensorTarget, WeightTarget
 from quire.models.interfaces import BuildContext
+from quire.models.parts.head_shards import own_heads
 from quire.models.parts.part import Part
 from quire.models.tensor_layouts import BY_HEAD, layout_of, linear_targets, qkv_targets, rotated_rows
 
@@ -26,6 +27,7 @@ class AttentionPart(Part):
 
     Attributes:
         qkv_proj: the output gates of all heads where they have some, then queries, keys, values.
+        heads: those of this rank; None = every rank has all.
     """
 
     def __init__(self, build: BuildContext, arch: AttentionArch, layer_idx: int, name: str) -> None:
@@ -34,10 +36,15 @@ class AttentionPart(Part):
         self.arch = arch
         self.layouts = build.family.layouts
         num_kv = 0 if arch.shares_cache_of is not None else 2 * arch.num_kv_heads
-        self.gate_width = arch.num_heads * head_size if arch.has_output_gate else 0
-        width = self.gate_width + (arch.num_heads + num_kv) * head_size
+        gate_width = arch.num_heads * head_size if arch.has_output_gate else 0
+        width = gate_width + (arch.num_heads + num_kv) * head_size
         self.kernels = options.kernels
-        self.qkv_proj = Linear(arch.input_size or hidden_size, width, bias=arch.qkv_bias, options=options)
+        self.heads = own_heads(build, arch)
+        self.own_arch = arch if self.heads is None else self.heads.arch
+        self.gate_width = self.own_arch.num_heads * head_size if arch.has_output_gate else 0
+        input_size = arch.input_size or hidden_size
+        method = None if self.heads is None else options.kernels.own_rows(self.heads.rows, width, input_size)
+        self.qkv_proj = Linear(input_size, width, bias=arch.qkv_bias, options=options, method=method)
         self.o_proj = Linear(arch.num_heads * head_size, hidden_size, bias=arch.output_bias, options=options)
         self.head_norms = self._head_norms(options)
         depends_on_position = arch.rope is not None or arch.temperature is not None
@@ -50,7 +57,7 @@ class AttentionPart(Part):
         else:
             own, other = f".{layer_idx}.", f".{arch.shares_cache_of}."
             place = build.cache_layers.index(f"{name}.attn".replace(own, other, 1))
-        self.attn = Attention(attention_params(arch), build.backend, place)
+        self.attn = Attention(attention_params(self.own_arch), build.backend, place)
 
     def _head_norms(self, options: LayerOptions) -> HeadNorms | None:
         """The norms of heads, and their gains as parameters."""
@@ -76,9 +83,12 @@ class AttentionPart(Part):
         rotation = None if self.rotary is None else self.rotary(positions)
         projected = self.qkv_proj(x)
         qkv = projected[:, self.gate_width :] if self.gate_width else projected
-        attended = self.attn(qkv, rotation, context, self.head_norms, self.sinks)
+        sinks = self.sinks if self.sinks is None or self.heads is None else self.sinks[slice(*self.heads.queries)]
+        attended = self.attn(qkv, rotation, context, self.head_norms, sinks)
         if self.gate_width:
             attended = self.kernels.multiply(attended, projected[:, : self.gate_width], "sigmoid")
+        if self.heads is not None:
+            attended = self.heads.all_gather(attended)
         output: torch.Tensor = self.o_proj(attended)
         return output if self.arch.output_scale == 1.0 else self.kernels.scale(output, self.arch.output_scale)
 
@@ -109,7 +119,7 @@ class AttentionPart(Part):
     def kv_cache_spec(self, block_size: int, dtype_bytes: int) -> KVCacheSpec:
         """Keys and values of every token, of a window or of a chunk."""
         shape = {
-            "block_size": block_size, "num_kv_heads": self.arch.num_kv_heads, "head_size": self.arch.head_size,
+            "block_size": block_size, "num_kv_heads": self.own_arch.num_kv_heads, "head_size": self.arch.head_size,
             "dtype_bytes": dtype_bytes,
         }  # fmt: skip
         if self.arch.chunk is not None:

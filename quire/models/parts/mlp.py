@@ -22,6 +22,7 @@ class MLPPart(Part):
     Attributes:
         gate_up_proj: gates, then ups; without gates ups alone.
         factors: on the outputs of `gate_up_proj`; None = ones.
+        widths: of the intermediate size, what each rank computes; None = all of it.
     """
 
     def __init__(self, build: BuildContext, arch: MLPArch, layer_idx: int, name: str) -> None:
@@ -30,13 +31,22 @@ class MLPPart(Part):
         self.arch = arch
         self.kernels = options.kernels
         self.layouts = build.family.layouts
-        self.gate_up_proj = Linear(hidden_size, (2 if arch.is_gated else 1) * size, bias=arch.has_bias, options=options)
+        num_outputs = (2 if arch.is_gated else 1) * size
+        shards = options.kernels.shards
+        self.shards = shards
+        self.widths = None if shards is None else shards.widths(size)
+        own, method = size, None
+        if shards is not None and self.widths is not None:
+            first, end = shards.own_range(self.widths)
+            ranges = tuple((begin + first, begin + end) for begin in range(0, num_outputs, size))
+            own, method = end - first, options.kernels.own_rows(ranges, num_outputs, hidden_size)
+        self.gate_up_proj = Linear(hidden_size, num_outputs, bias=arch.has_bias, options=options, method=method)
         self.down_proj = Linear(size, hidden_size, bias=arch.has_bias, options=options)
         self.output_norm = None if arch.output_norm is None else Norm(hidden_size, arch.output_norm, options=options)
         self.factors: torch.Tensor | None = None
         if arch.gate_scale != 1.0:
-            ones = torch.ones(2 * size, dtype=options.dtype, device=options.device)
-            self.factors = torch.cat((ones[:size] * arch.gate_scale, ones[size:]))
+            ones = torch.ones(2 * own, dtype=options.dtype, device=options.device)
+            self.factors = torch.cat((ones[:own] * arch.gate_scale, ones[own:]))
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """As `Part`."""
@@ -57,13 +67,17 @@ class MLPPart(Part):
         return output
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
+        own = self._own_activated(x)
+        return own if self.shards is None or self.widths is None else self.shards.all_gather(own, self.widths)
+
+    def _own_activated(self, x: torch.Tensor) -> torch.Tensor:
         activation = self.arch.activation
         if not self.arch.is_gated:
             return self.kernels.activate(self.gate_up_proj(x), activation)
         if self.factors is not None:
             scaled = self.kernels.multiply(self.gate_up_proj(x), self.factors)
             return self.kernels.activate_and_mul(scaled, activation)
-        if activation == "silu":
+        if activation == "silu" and (self.shards is None or self.widths is not None):
             return self.gate_up_proj.forward_gated(x)
         return self.kernels.activate_and_mul(self.gate_up_proj(x), activation)
 

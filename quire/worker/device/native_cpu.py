@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import torch
@@ -10,10 +11,14 @@ from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
 from quire.config.model import ONLINE_QUANTIZATIONS
+from quire.distributed.communicator import Communicator, SingleCommunicator
+from quire.distributed.shared_memory import SharedMemoryCommunicator
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.native import NativeKernels
 from quire.layers.quantization import with_quantization
+from quire.layers.sharded import ShardedKernels
+from quire.layers.sharding import Shards
 from quire.logger import get_logger
 from quire.models.loader import attention_params_of
 from quire.models.packing_cache import PackingCache, default_cache_directory
@@ -45,32 +50,61 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
     torch.set_num_threads(1)  # one pool of threads: two at once would fight for the cores
     quantization = config.model.quantization
     is_online = quantization in ONLINE_QUANTIZATIONS and setup.arch.quantization is None
-    kernels = NativeKernels(runtime, setup.dtype, quantization if is_online else None)
+    kernels = with_quantization(
+        NativeKernels(runtime, setup.dtype, quantization if is_online else None), quantization, setup.dtype
+    )
+    communicator = _communicator(setup, runtime)
+    if communicator.size > 1:
+        kernels = ShardedKernels(kernels, Shards(communicator))
     is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
     return DeviceOps(
         device=device,
-        layers=with_quantization(kernels, quantization, setup.dtype),
+        layers=kernels,
         attention=select_backend(
             NativeCpuBackend.name, attention_params_of(setup.arch), setup.dtype, device, NativeCpuBackend(runtime)
         ),
         sampling=NativeSamplingOps(runtime) if vocab_size <= MAX_VOCAB_SIZE else TorchSamplingOps(),
         memory=HostMemory(setup.platform.memory.available_bytes),
-        make_graphs=partial(RecordedSteps, runtime, vocab_size=vocab_size) if is_recording else no_graphs,
+        make_graphs=partial(RecordedSteps, runtime, vocab_size=vocab_size, agree=communicator.all_agree)
+        if is_recording
+        else no_graphs,
         graph_bytes=ARENA_BYTES if is_recording else 0,
         packing_cache=_packing_cache(config, runtime),
+        communicator=communicator,
     )
 
 
 def make_runtime(setup: WorkerSetup) -> NativeRuntime:
     """Tier, threads and their places."""
     platform, num_threads = setup.platform, setup.num_threads
-    cpus = platform.compute_cpus(num_threads)
-    has_quota = platform.cpus is not None and platform.cpus.quota is not None
-    spin_us = QUOTA_SPIN_US if has_quota else DEFAULT_SPIN_US
+    first = setup.rank * num_threads
+    cpus = platform.compute_cpus(setup.num_ranks * num_threads)[first : first + num_threads]
+    if cpus and setup.seat is not None:
+        os.sched_setaffinity(0, cpus)  # of this thread, and those that it starts: memory is taken where it computes
+    spin_us = _spin_us(setup)
     runtime = NativeRuntime(setup.config.device.kernel_tier, num_threads, cpus, spin_us)
     place = f"on CPUs {', '.join(map(str, cpus))}" if cpus else "not pinned"
     logger.info("native kernels: tier %s, %d threads %s", runtime.tier, num_threads, place)
     return runtime
+
+
+def _spin_us(setup: WorkerSetup) -> int:
+    """How long a thread spins before it sleeps, waiting for a kernel or for another rank."""
+    cpus = setup.platform.cpus
+    has_quota = cpus is not None and cpus.quota is not None
+    is_crowded = setup.num_ranks > 1 and setup.num_ranks * setup.num_threads > setup.platform.num_cpus
+    return QUOTA_SPIN_US if has_quota or is_crowded else DEFAULT_SPIN_US
+
+
+def _communicator(setup: WorkerSetup, runtime: NativeRuntime) -> Communicator:
+    """To the other ranks, where there are some."""
+    seat = setup.seat
+    if seat is None:
+        return SingleCommunicator()
+    return SharedMemoryCommunicator(
+        runtime, seat.fd, seat.rank, seat.size, capacity=seat.capacity, spin_us=_spin_us(setup),
+        timeout_s=seat.timeout_s,
+    )  # fmt: skip
 
 
 def _packing_cache(config: QuireConfig, runtime: NativeRuntime) -> PackingCache | None:

@@ -8,11 +8,12 @@ A new device is one constructor in a file of its own and its entry in `registry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from quire.attention.backend import AttentionBackend
+from quire.distributed.communicator import Communicator, SingleCommunicator
 from quire.layers.kernels import LayerKernels
 from quire.models.packing_cache import PackingCache
 from quire.sample.ops.interface import SamplingOps
@@ -33,6 +34,7 @@ class DeviceOps:
         make_graphs: captures steps and replays them, once there is a KV cache.
         graph_bytes: memory that graphs need beside the activations of a step.
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
+        communicator: to the other processes that compute the model.
     """
 
     device: torch.device
@@ -43,3 +45,4 @@ class DeviceOps:
     make_graphs: MakeStepGraphs = no_graphs
     graph_bytes: int = 0
     packing_cache: PackingCache | None = None
+    communicator: Communicator = field(default_factory=SingleCommunicator)

@@ -13,6 +13,7 @@ the step does not have are without tokens, which attention passes over. Two draf
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ class RecordedSteps(StepGraphs):
     Args:
         runtime: of the model's layers and its attention.
         vocab_size: ids are below it.
+        agree: whether it is so on all ranks that compute the steps, which must all replay the same ones.
     """
 
     def __init__(
@@ -97,12 +99,14 @@ class RecordedSteps(StepGraphs):
         attention: AttentionGroups,
         block_tables: BlockTables,
         vocab_size: int,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         self._runtime = runtime
         self._model = model
         self._attention = attention
         self._block_tables = block_tables
         self._vocab_size = vocab_size
+        self._agree = agree
         self._arena = GraphArena(ARENA_BYTES)
         self._recorded: dict[int, _Recorded] = {}
         self._refused: set[int] = set()
@@ -172,14 +176,16 @@ class RecordedSteps(StepGraphs):
         graph, watch = StepGraph(self._runtime, self._arena), _Watch()
         with graph.recording():
             hidden = self._run(size, watch)
-        if self._arena.has_overflowed:
+        is_whole = not watch.names and self._arena.holds(hidden)
+        has_room = not self._arena.has_overflowed
+        if self._agree(has_room and is_whole):
+            self._recorded[size] = _Recorded(graph, hidden)
+        elif is_whole or not has_room:
             self._refused.add(size)
-        elif watch.names or not self._arena.holds(hidden):
+        else:
             names = ", ".join(sorted(watch.names)) or "its result elsewhere"
             logger.warning("steps are not captured: besides its kernels the model computes %s", names)
             self._max_tokens = 0
-        else:
-            self._recorded[size] = _Recorded(graph, hidden)
         return hidden
 
     def _prove(self, size: int, recorded: _Recorded) -> torch.Tensor:
@@ -187,7 +193,7 @@ class RecordedSteps(StepGraphs):
         recorded.graph.replay()
         put_back()  # what a step has read is read again
         expected = self._run(size)  # last, so that the cache holds what it wrote, whatever the replay did
-        recorded.is_proven = torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8))
+        recorded.is_proven = self._agree(torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8)))
         if not recorded.is_proven:
             logger.warning("steps of %d tokens are not captured: a replay gave different bits", size)
             del self._recorded[size]

@@ -1,0 +1,110 @@
+"""MultiprocExecutor: the model is computed by several processes of this machine, of which this one is rank 0.
+
+Rank 0 computes in the engine core's process: what it samples needs no way back, and it is one process less. The others
+follow what it sends (`worker.group_lead`). When one ends, so does the group: every wait ends, and with it the core.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.config.engine import QuireConfig
+from quire.core.computed_step import ComputedStep
+from quire.core.scheduler_output import SchedulerOutput
+from quire.distributed.seat import Seat
+from quire.distributed.shared_memory import make_region
+from quire.errors import EngineDeadError
+from quire.executor.rank_proc import RankSetup
+from quire.executor.rank_process import RankProcess, close_all
+from quire.executor.uniproc import UniProcExecutor
+from quire.logger import get_logger
+from quire.platforms.interface import Platform
+from quire.sample.logits_processor import ProcessorSource
+
+logger = get_logger(__name__)
+
+# Of the time after which the core's process counts as hung: a missing rank is named before that.
+TIMEOUT_SHARE = 0.75
+
+
+class MultiprocExecutor(UniProcExecutor):
+    """As `UniProcExecutor`, with ranks beside it. `call_worker` is for rank 0.
+
+    Raises:
+        QuireError: whatever keeps the model from loading, on any rank.
+    """
+
+    def __init__(
+        self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
+    ) -> None:
+        self._failure: str | None = None
+        self._on_failure: Callable[[str], None] | None = None
+        self._lock = threading.Lock()
+        self._ranks: list[RankProcess] = []
+        size = config.parallel.tensor_parallel_size
+        if size == 1:
+            super().__init__(config, platform, logits_processors)
+            return
+        timeout_s = TIMEOUT_SHARE * config.supervision.hang_timeout_s
+        fd = make_region(size)
+        try:
+            for rank in range(1, size):
+                setup = RankSetup(config, rank, size, fd, timeout_s, os.getpid())
+                self._ranks.append(RankProcess(setup, self._end))
+            super().__init__(config, platform, logits_processors, Seat(rank=0, size=size, fd=fd, timeout_s=timeout_s))
+            for process in self._ranks:
+                process.wait_ready()
+        except BaseException:
+            close_all(self._ranks)
+            raise
+        finally:
+            os.close(fd)
+        logger.info("%d ranks compute the model; processes of ranks 1 to %d: %s", size, size - 1, self.rank_pids)
+
+    @property
+    def rank_pids(self) -> list[int | None]:
+        """Of the ranks other than 0, in order."""
+        return [process.pid for process in self._ranks]
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:
+        """As `Worker.execute_model`, with the other ranks."""
+        self.check_health()
+        return super().execute_model(scheduler_output)
+
+    def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `Executor.call_worker`, of rank 0."""
+        self.check_health()
+        return super().call_worker(method, *args, **kwargs)
+
+    def check_health(self) -> None:
+        """Raise when a rank has ended."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure, hint="the other ranks cannot continue without it; create a new engine")
+
+    def watch_failure(self, on_failure: Callable[[str], None]) -> None:
+        """As `Executor.watch_failure`."""
+        with self._lock:
+            self._on_failure = on_failure
+            failure = self._failure
+        if failure is not None:
+            on_failure(failure)
+
+    def shutdown(self) -> None:
+        """End the other ranks, and let go of the worker."""
+        close_all(self._ranks)
+        super().shutdown()
+
+    def _end(self, rank: int, reason: str) -> None:
+        """A rank has ended without being asked: called by its thread."""
+        logger.error("%s", reason)
+        with self._lock:
+            self._failure = self._failure or reason
+            on_failure = self._on_failure
+        worker = self._worker if hasattr(self, "_worker") else None
+        if worker is not None:
+            worker.communicator.abort(rank)
+        if on_failure is not None:
+            on_failure(reason)

@@ -1,0 +1,55 @@
+"""GroupFollower: a rank other than 0. Computes its part of what rank 0 tells it to, until the process ends.
+
+Made by the worker of such a rank. Owns nothing of requests.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.core.scheduler_output import BlockCopies
+from quire.distributed.communicator import Communicator
+from quire.models.interfaces import CausalLM
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.group_messages import CopyBlocks, ForwardStep, SampleLogits
+from quire.worker.group_steps import GroupStep
+from quire.worker.step_channel import StepChannel
+
+
+class GroupFollower:
+    """Runs after rank 0.
+
+    Args:
+        dtype: of hidden states.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        channel: StepChannel,
+        model: CausalLM,
+        step: GroupStep,
+        attention: AttentionGroups,
+        dtype: torch.dtype,
+    ) -> None:
+        self._communicator = communicator
+        self._channel = channel
+        self._model = model
+        self._step = step
+        self._attention = attention
+        self._dtype = dtype
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Do what rank 0 says; ends with an error, when the group does."""
+        while True:
+            message = self._channel.receive()
+            if isinstance(message, ForwardStep):
+                self._step.run(message, self._step.batch_of(message))
+            elif isinstance(message, SampleLogits):
+                hidden = torch.empty(message.num_rows, message.size, dtype=self._dtype)
+                self._communicator.broadcast(hidden)
+                self._model.compute_logits(hidden)
+            else:
+                assert isinstance(message, CopyBlocks), "the cache is allocated once"
+                self._attention.copy_pages(BlockCopies(message.source_ids, message.target_ids))

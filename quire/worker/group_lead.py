@@ -1,0 +1,92 @@
+"""GroupLead: rank 0's side of a group. Tells the other ranks what is computed, and computes its own part of it.
+
+Made by the worker of rank 0, called by its model runner. When a call raises after its message was sent, the ranks
+are no longer at the same place: the group is at an end, as when a rank dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from quire.core.scheduler_output import BlockCopies
+from quire.distributed.communicator import Communicator
+from quire.errors import EngineDeadError
+from quire.models.interfaces import CausalLM
+from quire.worker.block_tables import BlockTables
+from quire.worker.group_messages import CopyBlocks, SampleLogits
+from quire.worker.group_steps import GroupStep
+from quire.worker.input_batch import InputBatch
+from quire.worker.step_channel import StepChannel
+
+
+class GroupLead:
+    """Leads the other ranks.
+
+    Args:
+        channel: to the other ranks.
+        step: computes this rank's part.
+        block_tables: of all rows.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        channel: StepChannel,
+        model: CausalLM,
+        step: GroupStep,
+        block_tables: BlockTables,
+    ) -> None:
+        self._communicator = communicator
+        self._channel = channel
+        self._model = model
+        self._step = step
+        self._block_tables = block_tables
+
+    def forward(self, batch: InputBatch, *, wants_all: bool) -> torch.Tensor:
+        """The hidden states of a step, computed by all ranks."""
+        message = self._step.message(batch, self._block_tables, wants_all=wants_all)
+        with self._together("a step"):
+            self._channel.send(message)
+            return self._step.run(message, batch)
+
+    def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
+        """[num_logits, hidden_size] -> [num_logits, vocab_size], of which every rank computes a part."""
+        num_rows, size = hidden_rows.shape
+        with self._together("logits"):
+            self._channel.send(SampleLogits(num_rows, size))
+            self._communicator.broadcast(hidden_rows.contiguous())
+            return self._model.compute_logits(hidden_rows)
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        """On the other ranks."""
+        with self._together("copies of blocks"):
+            self._channel.send(CopyBlocks(copies.source_ids, copies.target_ids))
+
+    @contextmanager
+    def _together(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self._communicator.abort(self._communicator.rank)
+            raise EngineDeadError(
+                f"{what} failed on rank 0, and the other ranks cannot be brought back to where it was: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+class LeadModel:
+    """A model as sampling sees it: its logits come from all ranks."""
+
+    def __init__(self, model: CausalLM, compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._model = model
+        self.compute_logits = compute_logits
+        self.forward = model.forward
+        self.kv_cache_specs = model.kv_cache_specs
+        self.checkpoint_targets = model.checkpoint_targets
+        self.ignored_tensors = model.ignored_tensors
+        self.stored_tensors = model.stored_tensors

@@ -1,0 +1,61 @@
+"""What rank 0 tells the other ranks of its group. Values only; encoded by `core.serial`.
+
+Other ranks keep weights and their part of the cache, and nothing of requests: a step comes with all that its
+computation needs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from quire.core.kv_spec import KVCacheConfig
+
+
+class InitCache(msgspec.Struct, frozen=True, tag="init_cache"):
+    """Allocate the KV cache, and warm up."""
+
+    kv_cache: KVCacheConfig
+
+
+class ForwardStep(msgspec.Struct, frozen=True, tag="forward"):
+    """Compute a step: see `InputBatch` for the arrays.
+
+    Attributes:
+        tables: for each KV cache group [num_reqs, num_blocks] int32; empty for those of recurrent layers.
+        slots: likewise [num_tokens] int64.
+        read_blocks, write_blocks: of each group with states.
+        wants_all: the hidden states of all tokens are needed.
+    """
+
+    rows: np.ndarray
+    num_computed_tokens: np.ndarray
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    input_ids: np.ndarray
+    token_rows: np.ndarray
+    token_positions: np.ndarray
+    logits_indices: np.ndarray
+    tables: list[np.ndarray]
+    slots: list[np.ndarray]
+    read_blocks: list[np.ndarray]
+    write_blocks: list[np.ndarray]
+    token_state_blocks: list[np.ndarray]
+    wants_all: bool
+
+
+class SampleLogits(msgspec.Struct, frozen=True, tag="logits"):
+    """Compute this rank's logits of hidden states [num_rows, size], which follow; rank 0 gets them."""
+
+    num_rows: int
+    size: int
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
+    """Copy blocks onto others in every layer."""
+
+    source_ids: np.ndarray
+    target_ids: np.ndarray
+
+
+GroupMessage = InitCache | ForwardStep | SampleLogits | CopyBlocks

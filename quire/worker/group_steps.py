@@ -1,0 +1,118 @@
+"""How a rank of a group computes a step, rank 0 and the others alike: from the same message, by the same calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from quire.core.scheduler_output import StateBlocks
+from quire.models.interfaces import CausalLM
+from quire.worker.attention_groups import AttentionGroups
+from quire.worker.block_tables import BlockTables
+from quire.worker.device.graphs import StepGraphs
+from quire.worker.group_messages import ForwardStep
+from quire.worker.input_batch import InputBatch
+
+NO_IDS = np.empty(0, dtype=np.int32)
+
+
+class StepTables(BlockTables):
+    """Block tables as a message has them: gathered for one step, and nothing beyond it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._gathered: list[np.ndarray] = []
+        self._slots: list[np.ndarray] = []
+
+    def take(self, step: ForwardStep) -> None:
+        """From now on those of this step."""
+        self._gathered, self._slots = list(map(_writable, step.tables)), list(map(_writable, step.slots))
+
+    def gather(self, group: int, rows: np.ndarray, max_seq_len: int) -> np.ndarray:
+        """Those of the step."""
+        return self._gathered[group]
+
+    def slots(self, group: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Those of the step."""
+        return self._slots[group]
+
+
+class GroupStep:
+    """Computes steps; owns nothing.
+
+    Args:
+        tables: of the steps; the graphs were made with them.
+    """
+
+    def __init__(
+        self, model: CausalLM, graphs: StepGraphs, attention: AttentionGroups, tables: StepTables, device: torch.device
+    ) -> None:
+        self._model = model
+        self._graphs = graphs
+        self._attention = attention
+        self._tables = tables
+        self._device = device
+
+    def message(self, batch: InputBatch, block_tables: BlockTables, *, wants_all: bool) -> ForwardStep:
+        """What a rank needs to compute the step of `batch`."""
+        max_seq_len = int(batch.seq_lens.max())
+        tables, slots = [], []
+        for group, has_state in enumerate(block_tables.has_state):
+            is_here = not has_state and group in self._attention.groups
+            tables.append(block_tables.gather(group, batch.rows, max_seq_len) if is_here else NO_IDS)
+            slots.append(block_tables.slots(group, batch.token_rows, batch.token_positions) if is_here else NO_IDS)
+        return ForwardStep(
+            rows=batch.rows,
+            num_computed_tokens=batch.num_computed_tokens,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            input_ids=batch.input_ids.numpy(),
+            token_rows=batch.token_rows,
+            token_positions=batch.token_positions,
+            logits_indices=batch.logits_indices,
+            tables=tables,
+            slots=slots,
+            read_blocks=[one.read_block_ids for one in batch.states],
+            write_blocks=[one.write_block_ids for one in batch.states],
+            token_state_blocks=list(batch.token_state_blocks),
+            wants_all=wants_all,
+        )
+
+    def batch_of(self, step: ForwardStep) -> InputBatch:
+        """The batch of a message."""
+        return InputBatch(
+            rows=step.rows,
+            num_computed_tokens=_writable(step.num_computed_tokens),
+            query_start_loc=_writable(step.query_start_loc),
+            seq_lens=_writable(step.seq_lens),
+            input_ids=torch.from_numpy(_writable(step.input_ids)),
+            positions=torch.from_numpy(_writable(step.token_positions)),
+            token_rows=step.token_rows,
+            token_positions=step.token_positions,
+            sampling_rows=NO_IDS,
+            sampling_positions=NO_IDS,
+            logits_indices=_writable(step.logits_indices),
+            states=tuple(
+                StateBlocks(_writable(read), _writable(write))
+                for read, write in zip(step.read_blocks, step.write_blocks, strict=True)
+            ),
+            token_state_blocks=tuple(map(_writable, step.token_state_blocks)),
+        )
+
+    def run(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank."""
+        self._tables.take(step)
+        hidden = self._graphs.forward(batch)
+        if hidden is not None:
+            return hidden
+        context = self._attention.forward_context(batch, self._tables)
+        if not step.wants_all:
+            context = dataclasses.replace(context, wanted=torch.from_numpy(batch.logits_indices).to(self._device))
+        return self._model.forward(batch.input_ids, batch.positions, context)
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """For torch and the kernels, which take nothing else: a copy of what lies anywhere in a message."""
+    return array if array.flags.writeable and array.flags.aligned else np.array(array)

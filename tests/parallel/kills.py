@@ -1,0 +1,48 @@
+"""Ranks are killed under streams: every answer is compared. `python -m tests.parallel.kills --count 20`.
+
+Rank 0, which is the engine core's process, and another rank take turns. The last line is the number of answers that
+differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+
+from quire.config.build import build_config
+from quire.engine.async_llm import AsyncLLM
+from tests.e2e import serving
+from tests.parallel.ranks import children_of
+
+
+def main() -> None:
+    """Kill, compare, count."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)
+    requests = serving.make_requests(16, 60)
+    expected = serving.expected_answers("leaf", requests)
+    config = build_config(model="leaf", tensor_parallel_size=args.ranks, **serving.SETTINGS)
+    engine = AsyncLLM.from_config(config)
+    num_kills = [0] * args.ranks
+
+    def victim(engine: AsyncLLM) -> int | None:
+        assert engine.core_pid is not None
+        rank = sum(num_kills) % args.ranks
+        num_kills[rank] += 1
+        return engine.core_pid if rank == 0 else children_of(engine.core_pid)[rank - 1]
+
+    num_different = asyncio.run(serving.rounds(engine, requests, expected, args.count, rng, victim=victim))
+    engine.shutdown()
+    print(f"kills by rank: {num_kills}")
+    print(f"{num_different} answers differ")
+    sys.exit(num_different > 0)
+
+
+if __name__ == "__main__":
+    main()

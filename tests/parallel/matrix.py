@@ -1,0 +1,77 @@
+"""Every family and every format of weights: 2 and 4 ranks give the bytes of one. `python -m tests.parallel.matrix`.
+
+`--only NAME,...` limits it to some subjects. The last line is the number of cases that differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.errors import QuireError
+from tests.models.families.cases import CASES
+from tests.models.stored_models import KINDS, make_tiny
+from tests.parallel.circumstances import CIRCUMSTANCES, answers
+
+VOCAB_SIZE = 320
+FORMATS = ("int8", "int4", "fp8", "bitsandbytes")
+SIZES = (2, 4)
+
+
+def subjects(directory: Path) -> Iterator[tuple[str, Path | str, int, Mapping[str, Any]]]:
+    """(name, model, vocabulary, settings)."""
+    for quantization in (None, *FORMATS):
+        yield f"leaf {quantization or 'bfloat16'}", "leaf", 3000, {"quantization": quantization}
+    yield "leaf float32", "leaf", 3000, {"dtype": "float32"}
+    for kind in KINDS:
+        served, _ = make_tiny(kind, directory / kind)
+        yield kind, served, VOCAB_SIZE, {"dtype": "bfloat16"}
+    for name, case in CASES.items():
+        path = directory / name.replace("/", "-")
+        case.write(path)
+        yield name, path, VOCAB_SIZE, {"dtype": "bfloat16", **case.settings}
+
+
+def main() -> None:
+    """Run all cases; leaf under every circumstance, the others as they are and call by call."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    wanted, num_different, num_cases = [name for name in args.only.split(",") if name], 0, 0
+    with tempfile.TemporaryDirectory() as directory:
+        for name, model, vocab_size, settings in subjects(Path(directory)):
+            if wanted and name not in wanted:
+                continue
+            start = time.perf_counter()
+            structured = name.startswith("leaf")
+            expected = answers(model, vocab_size, 1, structured=structured, **settings)
+            different = []
+            circumstances = (
+                CIRCUMSTANCES
+                if name == "leaf bfloat16"
+                else {"as one": {}, "call by call": CIRCUMSTANCES["call by call"]}
+            )
+            for num_ranks in SIZES:
+                for circumstance, changes in circumstances.items():
+                    num_cases += 1
+                    try:
+                        found = answers(model, vocab_size, num_ranks, structured=structured, **{**settings, **changes})
+                        is_same = found == expected
+                        problem = "" if is_same else "differs"
+                    except QuireError as error:
+                        problem = f"{type(error).__name__}: {error.message}"
+                    if problem:
+                        different.append(f"{num_ranks} ranks, {circumstance}: {problem}")
+            num_different += len(different)
+            print(f"{name}: {'; '.join(different) or 'the same'} ({time.perf_counter() - start:.1f} s)", flush=True)
+    print(f"{num_different} of {num_cases} differ")
+    sys.exit(num_different > 0)
+
+
+if __name__ == "__main__":
+    main()

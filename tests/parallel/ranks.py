@@ -1,0 +1,98 @@
+"""Ranks as threads of one process, each with a worker and an end of the communicator of its own.
+
+They compute as ranks in processes do, and start in no time: what is the same bits here is so there. Used by the tests,
+and by `python -m tests.parallel.matrix`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from quire.config.engine import QuireConfig
+from quire.distributed.seat import Seat
+from quire.distributed.shared_memory import make_region
+from quire.errors import CommunicationError
+from quire.executor import registry
+from quire.executor.uniproc import UniProcExecutor
+from quire.platforms.interface import Platform
+from quire.sample.logits_processor import ProcessorSource
+from quire.worker.worker import Worker
+
+
+class ThreadedRanks(UniProcExecutor):
+    """As `MultiprocExecutor`, without its processes."""
+
+    def __init__(
+        self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
+    ) -> None:
+        size = config.parallel.tensor_parallel_size
+        fd = make_region(size)
+        others: dict[int, Worker | BaseException] = {}
+
+        def load(rank: int) -> None:
+            try:
+                others[rank] = Worker(config, platform, (), Seat(rank=rank, size=size, fd=fd))
+            except BaseException as error:
+                others[rank] = error
+
+        try:
+            loading = [threading.Thread(target=load, args=(rank,)) for rank in range(1, size)]
+            for thread in loading:
+                thread.start()
+            super().__init__(config, platform, logits_processors, Seat(rank=0, size=size, fd=fd))
+            for thread in loading:
+                thread.join()
+        finally:
+            os.close(fd)
+        workers = []
+        for other in others.values():
+            if isinstance(other, BaseException):
+                raise other
+            workers.append(other)
+        self._threads = [threading.Thread(target=follow, args=(worker,)) for worker in workers]
+        for thread in self._threads:
+            thread.start()
+
+    def shutdown(self) -> None:
+        """End the other ranks."""
+        if self._worker is not None:
+            self._worker.communicator.abort(0)
+            for thread in self._threads:
+                thread.join()
+        super().shutdown()
+
+
+def follow(worker: Worker) -> None:
+    """Until rank 0 ends."""
+    try:
+        worker.follow()
+    except CommunicationError as error:
+        assert error.message == "rank 0 has ended", error.message
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that the threads of a process have started and that run."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return sorted(int(child) for file in files for child in file.read_text().split())
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def ranks_as_threads() -> Iterator[None]:
+    """Engines with several ranks that are made inside have them as threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.EXECUTORS, "mp", ThreadedRanks)
+        yield

@@ -1,0 +1,93 @@
+"""Several ranks give the bytes of one. `make test-parallel` tries every family, format and circumstance."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config.build import build_config
+from quire.engine.async_llm import AsyncLLM
+from quire.errors import EngineDeadError
+from quire.executor import rank_process
+from tests.e2e import serving
+from tests.models.families.cases import CASES
+from tests.parallel.circumstances import CIRCUMSTANCES, SETTINGS, Answers, answers
+from tests.parallel.ranks import children_of, is_alive, ranks_as_threads
+
+VOCAB_SIZE = 3000
+
+
+@pytest.fixture(scope="module")
+def expected() -> Answers:
+    return answers("leaf", VOCAB_SIZE, 1, structured=True)
+
+
+@pytest.mark.parametrize(("num_ranks", "name"), [(2, "suffixes as drafts"), (4, "preempted")])
+def test_answers_are_those_of_one_rank(expected: Answers, num_ranks: int, name: str):
+    """Cached prefixes, penalties, draws, patterns and log-probabilities of prompts among them."""
+    assert answers("leaf", VOCAB_SIZE, num_ranks, structured=True, **CIRCUMSTANCES[name]) == expected
+
+
+def test_weights_that_are_quantized_while_loading_are_the_same_codes_on_any_number_of_ranks():
+    settings = {"quantization": "int8", "enforce_eager": True}
+    assert answers("leaf", VOCAB_SIZE, 3, **settings) == answers("leaf", VOCAB_SIZE, 1, **settings)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+def test_experts_recurrent_layers_and_latents_are_those_of_one_rank(tmp_path: Path, name: str):
+    CASES[name].write(tmp_path)
+    assert answers(tmp_path, 320, 2) == answers(tmp_path, 320, 1)
+
+
+def test_a_step_that_fails_on_one_rank_ends_the_group_with_the_reason(monkeypatch: pytest.MonkeyPatch):
+    prompt = {"prompt_token_ids": [5, 6, 7]}
+    with ranks_as_threads(), LLM("leaf", tensor_parallel_size=2, **SETTINGS) as llm:
+        params = SamplingParams(max_tokens=2, temperature=0)
+        llm.generate(prompt, params, use_tqdm=False)
+
+        def fail(*_: Any) -> None:
+            raise ValueError("a kernel that is broken")
+
+        monkeypatch.setattr("quire.models.decoder.DecoderForCausalLM.compute_logits", fail)
+        with pytest.raises(EngineDeadError, match="logits failed on rank 0.*a kernel that is broken"):
+            llm.generate(prompt, params, use_tqdm=False)
+
+
+def test_what_keeps_a_rank_from_loading_is_raised_and_no_process_is_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rank_process, "RANK_MODULE", "quire.version")  # has no main
+    before = children_of(os.getpid())
+    with pytest.raises(EngineDeadError, match="process of rank 1 exited during startup: it exited with code 1"):
+        LLM("leaf", tensor_parallel_size=2, **SETTINGS)
+    assert children_of(os.getpid()) == before
+
+
+def test_streams_survive_the_death_of_a_rank_in_a_process_of_its_own():
+    requests = serving.make_requests(12, 40)
+    expected = serving.expected_answers("leaf", requests)
+    engine = AsyncLLM.from_config(build_config(model="leaf", tensor_parallel_size=2, **serving.SETTINGS))
+    killed: list[int] = []
+
+    def other_rank(engine: AsyncLLM) -> int:
+        assert engine.core_pid is not None
+        (rank,) = children_of(engine.core_pid)
+        killed.append(rank)
+        return rank
+
+    try:
+        core = engine.core_pid
+        num_different = asyncio.run(serving.rounds(engine, requests, expected, 1, random.Random(1), victim=other_rank))
+        assert num_different == 0 and engine.num_restarts == 1
+        assert engine.core_pid is not None and engine.core_pid != core
+        (rank,) = children_of(engine.core_pid)
+    finally:
+        engine.shutdown()
+    for pid in (*killed, rank):  # ranks end with their core
+        while is_alive(pid):
+            time.sleep(0.01)

@@ -1,0 +1,53 @@
+"""What several ranks cannot do is refused by its name; threads and executor follow the number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.config.build import build_config
+from quire.config.resolve import resolve
+from quire.errors import ConfigError, QuireClientError
+from tests.unit.config.test_resolve import make_arch, make_platform
+
+NATIVE = {"avx2": None}
+
+
+def resolved(**settings: Any) -> dict[str, tuple[Any, str]]:
+    config = build_config(**{"tensor_parallel_size": 2, "dtype": "float32", **settings})
+    _, decisions = resolve(config, make_platform(), make_arch(), kernel_tiers=NATIVE)
+    return {decision.name: (decision.value, decision.reason) for decision in decisions}
+
+
+def test_cores_are_divided_by_ranks_and_each_gets_a_process():
+    values = resolved()
+    assert values["num_threads"] == (1, "2 usable cores, divided by 2 ranks")
+    assert values["distributed_executor_backend"] == ("mp", "2 ranks on this machine")
+    assert resolved(tensor_parallel_size=8)["num_threads"][0] == 1
+    assert "num_threads" not in resolved(num_threads=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        ("attention_backend", {"attention_backend": "torch_reference"}),
+        ("quantization_report", {"quantization_report": True}),
+        ("swap_space", {"swap_space": 1.0}),
+        ("kv_disk", {"kv_disk": "/nowhere"}),
+        ("kv_offloading_size", {"kv_offloading_size": 1.0}),
+        ("kv_transfer_config", {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}}),
+        ("speculative_config", {"speculative_config": {"method": "medusa", "model": "x", "num_speculative_tokens": 2}}),
+        ("distributed_executor_backend", {"distributed_executor_backend": "uni"}),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused_by_name(field: str, settings: dict[str, Any]):
+    with pytest.raises(QuireClientError) as caught:
+        resolved(**settings)
+    assert caught.value.field == field and "tensor_parallel_size" in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_one_rank_may_have_an_executor_of_several():
+    assert resolved(tensor_parallel_size=1, distributed_executor_backend="mp")["num_threads"] == (2, "usable cores")
+    with pytest.raises(ConfigError, match="out of range"):
+        build_config(tensor_parallel_size=65)
