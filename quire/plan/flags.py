@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, help="tensor-parallel devices")
     what.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, help="pipeline stages")
     what.add_argument("-dp", "--replicas", "--data-parallel-size", type=int, default=None, help="engines; default: 1")
-    what.add_argument("--routing", default="round-robin", help=f"routing between replicas: {', '.join(ROUTERS)}")
+    routers = f"{', '.join(ROUTERS)} (data-parallel: as one server with --data-parallel-size)"
+    what.add_argument("--routing", default="round-robin", help=f"routing between replicas: {routers}")
     what.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPE_BYTES), help="dtype of weights and KV cache")
     what.add_argument("--max-model-len", type=parse_size, default=None, help="maximum tokens of one request")
     what.add_argument("--max-num-seqs", type=int, default=None, help="maximum number of running requests")

@@ -6,11 +6,15 @@ Round-robin depends on nothing that happens, so its replicas may run in processe
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from quire.core.engine_messages import EngineCoreRequest
+from quire.core.sampling_params import SamplingParams
 from quire.errors import unknown_name
+from quire.scheduler.placement import Placement
 from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.costs import CostModel
 from quire.simulator.drafts import Speculation
@@ -23,6 +27,8 @@ PREFIX_UNIT = 64
 """Tokens by which a prefix-aware router distinguishes prompts."""
 # A prefix-aware router leaves the replica that knows a prefix when it has so many more requests than the least loaded.
 MAX_IMBALANCE = 8
+
+GREEDY = SamplingParams(temperature=0.0)
 
 Router = Callable[[SimRequest, Sequence[Replica]], int]
 
@@ -125,6 +131,37 @@ def prefix_aware() -> Router:
     return choose
 
 
+def own_placement() -> Router:
+    """As a server with --data-parallel-size places them: by the work of each replica, prompts that it has cached left
+    out.
+    """
+    placement: Placement | None = None
+    unfinished: dict[int, int] = {}
+    numbers = itertools.count()
+
+    def choose(request: SimRequest, replicas: Sequence[Replica]) -> int:
+        nonlocal placement
+        if placement is None:
+            placement = Placement(replicas[0].capacity_tokens)
+            for index in range(len(replicas)):
+                placement.add_replica(index)
+        for number, index in list(unfinished.items()):
+            results = replicas[index].results
+            if not math.isnan(results.first_s[number]):
+                placement.note_first_token(number)
+            if not math.isnan(results.ended_s[number]):
+                placement.remove(number)
+                del unfinished[number]
+        number = next(numbers)
+        message = EngineCoreRequest(
+            handle=number, request_id="", prompt_token_ids=request.prompt(), sampling_params=GREEDY, seed=0
+        )
+        unfinished[number] = placement.place(message, range(len(replicas)))
+        return unfinished[number]
+
+    return choose
+
+
 def _least(replicas: Sequence[Replica]) -> int:
     return min(range(len(replicas)), key=lambda number: (replicas[number].num_unfinished, number))
 
@@ -133,4 +170,5 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": round_robin,
     "least-loaded": least_loaded,
     "prefix-aware": prefix_aware,
+    "data-parallel": own_placement,
 }

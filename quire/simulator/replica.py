@@ -32,6 +32,8 @@ class Replica:
     Attributes:
         now_s: the virtual clock.
         results: what became of the requests, by their numbers.
+        num_unfinished: requests that were submitted and have not ended.
+        capacity_tokens: that its KV cache holds.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Replica:
         self._row_streams = np.zeros(setup.scheduler.max_num_seqs or 1, dtype=np.int64)
         self._params: dict[int, SamplingParams] = {}  # to check new ones each time would take as long as to serve
         self.num_unfinished = 0
+        self.capacity_tokens = setup.kv_cache.pool_sizes()[0].num_blocks * setup.kv_cache.block_size
 
     def submit(self, number: int, request: SimRequest) -> None:
         """A client sends a request; it is queued after the front-end's time for it."""

@@ -19,9 +19,10 @@ NOT_STATE = {
     "LocalAttentionManager", "ManagerParts", "BlockDemand", "Offloading", "PlannedRequests",
     "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
-    "DraftLooks", "_Look",
+    "DraftLooks", "_Look", "PlacedPrefixes", "Placement", "_Load", "_Placed",
 }  # fmt: skip
-"""What lives within one step, abstract bases, what a scheduler is made from, and tiers, which are never recorded."""
+"""What lives within one step, abstract bases, what a scheduler is made from, tiers, which are never recorded, and what is
+before schedulers."""
 
 
 def classes_of(package: ModuleType) -> Iterator[Any]:

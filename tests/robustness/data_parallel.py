@@ -20,8 +20,8 @@ import numpy as np
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
-from quire.engine.data_parallel.placement import Placement
 from quire.engine.data_parallel.shared_service import SharedService
+from quire.scheduler.placement import Placement
 from quire.scheduler.setup import make_scheduler
 from tests.unit.scheduler.harness import make_setup
 

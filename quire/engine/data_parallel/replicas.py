@@ -18,11 +18,11 @@ from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.engine.core_launcher import CoreProcess
-from quire.engine.data_parallel.placement import Placement
 from quire.engine.data_parallel.shared_service import SharedService
 from quire.engine.supervisor import Listener, LiveRequest, Supervisor
 from quire.errors import EngineDeadError, QuireError, ValidationError
 from quire.logger import get_logger
+from quire.scheduler.placement import Placement
 
 DRAIN_POLL_S = 0.05
 

@@ -14,8 +14,8 @@ from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.core_client.sync_mp import POLL_S, SyncMPClient
-from quire.engine.data_parallel.placement import Placement
 from quire.engine.data_parallel.shared_service import SharedService
+from quire.scheduler.placement import Placement
 
 
 class SyncReplicas(EngineCoreClient):

@@ -10,11 +10,11 @@ import pytest
 
 from quire.config.build import build_config
 from quire.core.engine_messages import EngineCoreRequest
-from quire.engine.data_parallel.placement import Placement
 from quire.engine.data_parallel.places import cpu_shares, replica_places
-from quire.engine.data_parallel.prefixes import CHUNK_TOKENS, PlacedPrefixes, chunk_keys
 from quire.errors import ConfigError
 from quire.platforms.interface import GpuInfo, Platform
+from quire.scheduler.placed_prefixes import CHUNK_TOKENS, PlacedPrefixes, chunk_keys
+from quire.scheduler.placement import Placement
 from quire.utils.cpus import Core, UsableCpus
 from quire.utils.memory import MemoryInfo
 from tests.robustness import data_parallel

@@ -76,7 +76,7 @@ def test_assumed_drafts_shorten_answers_and_need_a_rate(capsys, model):
 def test_settings_and_routing_are_compared(capsys, model):
     load = [*LOAD, "--prefix-tokens", "64", "--shared-prefixes", "5", "--replicas", "3"]
     answer = plan(capsys, "--model", model, "--hardware", "A100", *load, "--sweep", "--compare-routing")
-    assert set(answer["routing"]) == {"round-robin", "least-loaded", "prefix-aware"}
+    assert set(answer["routing"]) == {"round-robin", "least-loaded", "prefix-aware", "data-parallel"}
     assert answer["best_setting"] in answer["sweep"]
 
 

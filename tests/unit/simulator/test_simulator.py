@@ -152,7 +152,7 @@ def test_a_prefix_aware_router_finds_more_in_the_caches_than_others():
     load = poisson(20, count=150, prefix_len=256, num_prefixes=12)
     setup = fleet(num_replicas=4, costs=EvenCosts(0.02), num_blocks=120)
     hits = {trial.name: trial.figures["prefix_hit_rate"] for trial in compare_routing(setup, load, Slo())}
-    assert hits["prefix-aware"] > hits["round-robin"] + 0.1
+    assert min(hits["prefix-aware"], hits["data-parallel"]) > hits["round-robin"] + 0.1
     with pytest.raises(ConfigError, match="did you mean 'least-loaded'"):
         simulate(dataclasses.replace(setup, routing="least-load"), load)
 

@@ -1,4 +1,4 @@
-"""Placement: which replica a request goes to. Made and asked by `Replicas`; it depends on the calls alone.
+"""Placement: which of several replicas a request goes to. Used by front ends and simulated fleets; no clock.
 
 Each replica is judged by how much it would compute before the request's first token: what waits or runs there, and the
 part of the prompt that it has not cached. Where tenants share by weight (scheduling policy `fair`) a request waits for
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.core.engine_messages import EngineCoreRequest
-from quire.engine.data_parallel.prefixes import PlacedPrefixes, chunk_keys
+from quire.scheduler.placed_prefixes import PlacedPrefixes, chunk_keys
 
 DECODE_TOKENS = 32
 """Prompt tokens that delay others as much as one running request does."""
