@@ -118,6 +118,19 @@ class KVTransferSettings:
         """What `kv_transfer_config` says; None = there is no connector."""
         return parse_kv_transfer_config(self.kv_transfer_config)
 
+    def of_replica(self, index: int) -> KVTransferSettings:
+        """Those of one of several engine cores: named, and reached, apart from the others, as in vLLM."""
+        connector = self.connector
+        if connector is None or not index:
+            return self
+        assert self.kv_transfer_config is not None, "there is a connector"
+        own = json.loads(self.kv_transfer_config)
+        if connector.engine_id is not None:
+            own["engine_id"] = f"{connector.engine_id}_dp{index}"
+        if connector.kv_port:
+            own["kv_port"] = connector.kv_port + index
+        return KVTransferSettings(kv_transfer_config=json.dumps(own))
+
 
 def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
     """The configuration in JSON `text`; None = no connector, as for an empty object.

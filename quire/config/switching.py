@@ -27,7 +27,7 @@ from quire.config.base import check_settings, info_of, setting, settings_of
 from quire.config.build import SECTIONS, SERVER_SECTIONS, Setting, build_config, settings_by_name
 from quire.config.engine import QuireConfig
 from quire.config.server import ApiConfig
-from quire.errors import ConfigError, QuireError, unknown_name
+from quire.errors import ConfigError, QuireError, UnsupportedError, unknown_name
 from quire.utils.checks import check_bool, check_text, shown, wrong_type
 from quire.utils.sizes import parse_size
 
@@ -211,7 +211,13 @@ def _checked_entry(name: str, given: dict[str, Any], defaults: Mapping[str, Any]
             )  # fmt: skip
     values = {**_without_others(defaults, given, known), **given, "served_model_name": list(names)}
     sized = {key: _parsed(known, key, value) for key, value in values.items()}
-    return ModelEntry(names=names, config=build_config(**sized), api=api, is_pinned=is_pinned)
+    config = build_config(**sized)
+    if config.parallel.data_parallel_size > 1:
+        raise UnsupportedError(
+            "data_parallel_size is not supported for several models: one engine core is loaded and unloaded for each",
+            hint="leave it out, or serve one model", field="data_parallel_size",
+        )  # fmt: skip
+    return ModelEntry(names=names, config=config, api=api, is_pinned=is_pinned)
 
 
 def _names(given: Any) -> tuple[str, ...]:

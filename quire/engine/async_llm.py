@@ -262,8 +262,15 @@ class AsyncLLM(EngineClient):
 
     @property
     def data_parallel_size(self) -> int:
-        """Replicas that serve now."""
+        """Replicas that serve, or will again."""
         return len(self._supervisor.indexes) if isinstance(self._supervisor, Replicas) else 1
+
+    @property
+    def num_ready_replicas(self) -> int:
+        """Those whose cores run now."""
+        if isinstance(self._supervisor, Replicas):
+            return self._supervisor.num_ready
+        return int(not self._supervisor.is_restarting)
 
     async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
         """Add replicas, or remove the last ones, which finish what they run or leave it to others after a time.
@@ -273,15 +280,18 @@ class AsyncLLM(EngineClient):
             ValidationError: the number is out of range.
             QuireError: a replica cannot be started; those that are there stay.
         """
-        self._require_alive()
-        self._supervisor.attach()
-        if not isinstance(self._supervisor, Replicas):
-            raise UnsupportedError(
-                "this engine was started with one replica, and replicas cannot be added to it",
-                hint="start with data_parallel_size=2 or more", field="data_parallel_size",
-            )  # fmt: skip
         check_int("data_parallel_size", data_parallel_size, 1, MAX_REPLICAS)
-        await self._supervisor.scale(data_parallel_size, drain_timeout_s)
+        await self._replicas().scale(data_parallel_size, drain_timeout_s)
+
+    async def restart_replicas(self, drain_timeout_s: float = 30.0) -> None:
+        """Restart all replicas one by one, for new weights in the same place: requests go to the others meanwhile.
+
+        Raises:
+            UnsupportedError: as `scale`.
+            ValidationError: there is only one now.
+            QuireError: a replica cannot be started; it is missing then.
+        """
+        await self._replicas().restart_all(drain_timeout_s)
 
     async def check_health(self) -> None:
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
@@ -368,6 +378,17 @@ class AsyncLLM(EngineClient):
         return state.token_ids
 
     # --- within ---
+
+    def _replicas(self) -> Replicas:
+        """The replicas, of which there can be more or fewer."""
+        self._require_alive()
+        self._supervisor.attach()
+        if not isinstance(self._supervisor, Replicas):
+            raise UnsupportedError(
+                "this engine was started with one replica, and replicas cannot be added to it",
+                hint="start with data_parallel_size=2 or more", field="data_parallel_size",
+            )  # fmt: skip
+        return self._supervisor
 
     def _check_rank(self, rank: int) -> None:
         """Refuse a replica that is not there; raises `ValidationError`."""

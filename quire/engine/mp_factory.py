@@ -155,9 +155,13 @@ def begin_start(
 
 
 def replica_config(config: QuireConfig, index: int) -> QuireConfig:
-    """`config` for one replica: what it writes is beside what the others write."""
+    """`config` for one replica: what it writes is beside what the others write, and peers find it by its own name."""
+    if not index:
+        return config
+    if config.kv_transfer is not None:
+        config = dataclasses.replace(config, transfer=config.transfer.of_replica(index))
     directory = config.observability.flight_recorder
-    if directory is None or not index:
+    if directory is None:
         return config
     observability = dataclasses.replace(config.observability, flight_recorder=f"{directory}/engine-{index}")
     return dataclasses.replace(config, observability=observability)

@@ -27,10 +27,17 @@ class Scalable(Protocol):
 
     @property
     def data_parallel_size(self) -> int:
-        """Replicas that serve now."""
+        """Replicas that serve, or will again."""
+
+    @property
+    def num_ready_replicas(self) -> int:
+        """Those whose cores run now."""
 
     async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
         """Add or remove replicas; those that leave have so many seconds to finish what they run."""
+
+    async def restart_replicas(self, drain_timeout_s: float = 30.0) -> None:
+        """Restart all, one by one; each has so many seconds to finish what it runs."""
 
 
 class EngineClient(Protocol):

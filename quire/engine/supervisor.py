@@ -32,6 +32,8 @@ SUSPECT_DEATHS = 2
 # The only suspect left is ended after so many: twice as the only one, as a core may die by another hand at any moment.
 MAX_DEATHS = 4
 RETRY_S = 0.25  # doubled with each try
+# A core that takes longer to come back is unavailable: its requests need not wait for it.
+UNAVAILABLE_S = 10.0
 HEALTH_STALLED_S = 2.0
 HEALTH_POLL_S = 0.05
 
@@ -85,7 +87,7 @@ class Supervisor:
         launch: starts another one.
         listener: its callbacks.
         max_restarts: cores in a row that may die without any progress.
-        on_unavailable: called when another core could not be started; requests may be taken then.
+        on_unavailable: called when another core could not be started, or takes long; requests may be released then.
 
     Attributes:
         is_paused: no steps are run.
@@ -182,12 +184,15 @@ class Supervisor:
         self._resend(live)
 
     def release_all(self) -> list[LiveRequest]:
-        """Give up all requests, for others to adopt; those whose end was asked for end. The core must be gone."""
+        """Give up requests, for others to adopt; those whose end was asked for end. The core must be gone.
+
+        Those that may bring down a core stay as long as another one is tried.
+        """
         for handle in [handle for handle, live in self._live.items() if live.is_aborting]:
             self._end_aborted(handle)
-        released = list(self._live.values())
-        self._live.clear()
-        self._bisector = FaultBisector()
+        released = [one for one in self._live.values() if self._is_closed or one.num_deaths < SUSPECT_DEATHS]
+        for live in released:
+            del self._live[live.message.handle]
         return released
 
     def disconnect(self) -> None:
@@ -321,6 +326,7 @@ class Supervisor:
             client.close(EngineDeadError("the engine core failed"))
 
     async def _restart(self, reason: str) -> None:
+        waiting = asyncio.get_running_loop().call_later(UNAVAILABLE_S, self._on_unavailable)
         try:
             await asyncio.to_thread(self._core.close)
             is_narrowed = self._fail_unrecoverable()
@@ -340,6 +346,7 @@ class Supervisor:
         except EngineDeadError as error:
             self._give_up(error)
         finally:
+            waiting.cancel()
             self._restarting = None
         if not self._is_closed:
             await self._continue_all()

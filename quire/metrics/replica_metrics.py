@@ -6,6 +6,10 @@ comes; those that were removed keep what they counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from prometheus_client import Gauge
+
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.sampling_params import SamplingParams
@@ -21,8 +25,13 @@ class ReplicaMetrics(EngineMetrics):
         super().__init__(config, model_name, server)
         self._config, self._model_name = config, model_name
         self._others: dict[int, EngineMetrics] = {}
+        self._ready = Gauge("quire:replicas_ready", "Replicas whose engine core runs.", registry=self.registry)
         for index in range(1, config.parallel.data_parallel_size):
             self._of(index)
+
+    def count_replicas(self, num_ready: Callable[[], int]) -> None:
+        """Show how many replicas can be given requests."""
+        self._ready.set_function(num_ready)
 
     def record_step(self, step: EngineCoreOutputs) -> None:
         """As `EngineMetrics`."""

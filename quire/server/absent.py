@@ -34,7 +34,7 @@ REASONS = {
     SPLIT: ("render", "derender", "inference"),
     "there is no media cache": ("reset_mm_cache", "reset_encoder_cache"),
     "it needs an operator API key; configure API keys (--api-key-file)": (
-        "reset_prefix_cache", "server_info", "scale_elastic_ep",
+        "reset_prefix_cache", "server_info", "scale_elastic_ep", "restart_replicas",
     ),
     "that page would load external scripts; see /docs": ("redoc",),
 }  # fmt: skip

@@ -21,7 +21,7 @@ from quire.engine.protocol import EngineClient
 from quire.server.absent import no_such_path
 from quire.server.api.anthropic.errors import MESSAGES_ERRORS
 from quire.server.api.openai.info_routes import InfoRoutes
-from quire.server.api.openai.operator_routes import OperatorRoutes, ScaleRequest
+from quire.server.api.openai.operator_routes import OperatorRoutes, RestartRequest, ScaleRequest
 from quire.server.api.responses.errors import RESPONSES_ERRORS
 from quire.server.api.responses.kept import KeptResponses
 from quire.server.api.responses.kept_routes import KeptRoutes
@@ -98,6 +98,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
         routes.add("/server_info", info.server_info)
         if engine.config.parallel.data_parallel_size > 1:
             routes.add("/scale_elastic_ep", OperatorRoutes(state).scale, body=ScaleRequest)
+            routes.add("/restart_replicas", OperatorRoutes(state).restart_replicas, body=RestartRequest)
     routes.app.state.server = state
     return routes.app
 

@@ -21,8 +21,8 @@ NOT_STATE = {
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
     "DraftLooks", "_Look", "PlacedPrefixes", "Placement", "_Load", "_Placed",
 }  # fmt: skip
-"""What lives within one step, abstract bases, what a scheduler is made from, tiers, which are never recorded, and what is
-before schedulers."""
+"""What lives within one step, abstract bases, what a scheduler is made from, tiers, which are never recorded, and what
+stands before schedulers."""
 
 
 def classes_of(package: ModuleType) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -68,17 +69,28 @@ class StillbornCore(MortalCore):
         raise EngineDeadError("the engine core process exited during startup")
 
 
+class SlowCore(MortalCore):
+    """It becomes ready when the test says so."""
+
+    def __init__(self, index: int = 0, max_num_seqs: int = 4) -> None:
+        super().__init__(index, max_num_seqs)
+        self.may_be_ready = threading.Event()
+
+    def wait_ready(self) -> None:
+        self.may_be_ready.wait(60)
+
+
 class Fleet:
     """An engine with replicas, and their cores.
 
     Attributes:
         engine: to be used within `run`.
         cores: that were started, the last one of each replica.
-        born_dead: replicas whose next cores do not start.
+        born_dead, born_slow: replicas whose next cores do not start, or take their time.
     """
 
     def __init__(self, count: int = 2, **settings: Any) -> None:
-        self.born_dead: set[int] = set()
+        self.born_dead, self.born_slow = set[int](), set[int]()
         self.cores = {index: MortalCore(index) for index in range(count)}
         self._all = list(self.cores.values())
         for core in self._all:
@@ -88,7 +100,8 @@ class Fleet:
         self.engine = AsyncLLM(parts, first, lambda: first, others, self._launch)  # type: ignore[arg-type, list-item]
 
     def _launch(self, index: int) -> Any:
-        core = self.cores[index] = (StillbornCore if index in self.born_dead else MortalCore)(index)
+        kind = StillbornCore if index in self.born_dead else SlowCore if index in self.born_slow else MortalCore
+        core = self.cores[index] = kind(index)
         self._all.append(core)
         return core
 

@@ -205,7 +205,7 @@ def test_cve_2025_48956_heads_lines_and_depths_are_bounded_before_anything_is_re
 ADMIN = (
     "/collective_rpc", "/update_weights", "/update_weights_from_tensor", "/update_weights_from_disk", "/sleep",
     "/wake_up",
-    "/reset_prefix_cache", "/server_info", "/scale_elastic_ep",
+    "/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas",
     "/start_profile", "/stop_profile", "/pause", "/resume", "/abort_requests",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/redoc", "/debug",
     "/fault_tolerance/apply",
@@ -215,7 +215,7 @@ ADMIN = (
 def test_cve_2026_7301_and_cve_2025_10164_there_are_no_routes_that_administer(server):
     for path, method in itertools.product(ADMIN, ("GET", "POST")):
         assert httpx.request(method, server.url + path, json={}, verify=False).status_code == 404, path
-    administers = {"/reset_prefix_cache", "/server_info", "/scale_elastic_ep"}
+    administers = {"/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas"}
     assert {path for path in ROUTE_ACCESS if path in ADMIN} == administers
     assert {path for path, access in ROUTE_ACCESS.items() if access is Access.OPERATOR} == administers
 

@@ -1,80 +1,40 @@
-"""`quire serve --data-parallel-size 2` as processes: the same bytes as one core, also when a replica is killed."""
+"""`quire serve --data-parallel-size 2` as processes, one of which is killed; and the operators' route that scales."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
+from dataclasses import dataclass
 
 import httpx
 
 from quire import LLM, SamplingParams
-from tests.robustness.http_streams import answer_of, ask
+from tests.robustness import kill_matrix
 from tests.robustness.server_process import ServerProcess, children_of
-
-BODY = {"model": "leaf", "max_tokens": 24, "stream": True, "ignore_eos": True, "logprobs": 2}
-KEYS = """\
-tenants:
-  default: {keys: [operator-key-1]}
-  red: {keys: [red-key-1234], weight: 2.0}
-"""
+from tests.robustness.survive import undisturbed
+from tests.server.engines import ScriptedEngine, scripted_config
+from tests.server.servers import RunningServer
+from tests.server.test_protocol import post
+from tests.server.test_safety import bearer
 
 
-def requests() -> list[dict]:
-    return [
-        {**BODY, "prompt": f"Number {i}: " + "Once upon a time. " * (i % 3), "temperature": i % 2, "seed": i}
-        for i in range(8)
-    ]
-
-
-def test_two_replicas_say_what_one_says_and_one_that_is_killed_loses_nothing(tmp_path):
-    keys = tmp_path / "keys.yaml"
-    keys.write_text(KEYS)
-    headers = {"Authorization": "Bearer operator-key-1"}
-    flags = ("--api-key-file", str(keys), "--disable-access-log", "--shutdown-timeout", "5")
-
-    async def stream(server: ServerProcess, kill: bool) -> list[object]:
-        streams = [
-            asyncio.ensure_future(ask(server.port, "/v1/completions", body, key="operator-key-1"))
-            for body in requests()
-        ]
-        if kill:
-            await asyncio.sleep(0.3)
-            os.kill(children_of(server.pid)[-1], signal.SIGKILL)
-        return [answer_of(await one) for one in streams]
-
-    with ServerProcess(*flags, "--data-parallel-size", "2", "--num-threads", "1") as server:
-        url = f"http://127.0.0.1:{server.port}"
+def test_two_replicas_say_the_same_when_one_is_killed_and_metrics_have_both():
+    """A small version of `make test-kill-matrix`."""
+    tally = kill_matrix.Tally()
+    with ServerProcess(*kill_matrix.BASE) as server:
         assert len(children_of(server.pid)) == 2
-        calm = asyncio.run(stream(server, False))
-        pages = httpx.get(f"{url}/metrics", headers=headers, timeout=60).text
-        for engine in ("0", "1"):
-            (line,) = [
-                one
-                for one in pages.splitlines()
-                if one.startswith("vllm:generation_tokens_total{") and f'engine="{engine}"' in one
-            ]
-            assert float(line.rsplit(" ", 1)[1]) >= 24
-        killed = asyncio.run(stream(server, True))
-        info = httpx.get(f"{url}/server_info", headers=headers, timeout=60).json()
-        assert info["data_parallel_size"] == 2 and info["config"]["device"]["num_threads"] == 1
+        usual = asyncio.run(undisturbed(server, kill_matrix.MOMENTS["structured"].requests(0)))
+        asyncio.run(kill_matrix.play(server, "core", "structured", usual, tally, 1))
+        page = httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=60).text
         bad = httpx.post(
-            f"{url}/v1/completions", json={**BODY, "stream": False, "prompt": "a"}, timeout=60,
-            headers={**headers, "X-data-parallel-rank": "7"},
+            f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "a"}, timeout=60,
+            headers={"X-data-parallel-rank": "7"},
         )  # fmt: skip
-        assert bad.status_code == 400 and bad.json()["error"]["param"] == "data_parallel_rank"
-        scaled = httpx.post(f"{url}/scale_elastic_ep", json={"new_data_parallel_size": 1}, headers=headers, timeout=60)
-        assert scaled.json()["data_parallel_size"] == 1
-        alone = asyncio.run(stream(server, False))
-        refused = httpx.post(
-            f"{url}/scale_elastic_ep", json={"new_data_parallel_size": 3},
-            headers={"Authorization": "Bearer red-key-1234"}, timeout=60,
-        )  # fmt: skip
-        assert refused.status_code == 403
         assert "Traceback" not in server.log
-    assert calm == killed == alone
-    assert json.dumps(calm)
+    assert not tally.wrong and tally.moved > 0
+    tokens = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total{")]
+    assert [('engine="0"' in line, 'engine="1"' in line) for line in tokens] == [(True, False), (False, True)]
+    assert all(float(line.rsplit(" ", 1)[1]) > 0 for line in tokens)
+    assert bad.status_code == 400 and bad.json()["error"]["param"] == "data_parallel_rank"
 
 
 def test_llm_with_two_replicas_generates_what_one_does():
@@ -89,3 +49,41 @@ def test_llm_with_two_replicas_generates_what_one_does():
 
     settings = {"max_model_len": 256, "num_blocks": 64, "num_threads": 1}
     assert run(LLM("leaf", data_parallel_size=2, **settings)) == run(LLM("leaf", **settings))
+
+
+@dataclass
+class ScalingEngine(ScriptedEngine):
+    """An engine whose replicas are numbers."""
+
+    data_parallel_size: int = 2
+    drain_timeout_s: float = 0.0
+
+    @property
+    def num_ready_replicas(self) -> int:
+        return self.data_parallel_size
+
+    async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
+        self.data_parallel_size, self.drain_timeout_s = data_parallel_size, drain_timeout_s
+
+    async def restart_replicas(self, drain_timeout_s: float = 30.0) -> None:
+        self.drain_timeout_s = drain_timeout_s
+
+
+def test_an_operator_adds_and_removes_replicas(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("tenants:\n  ops: {keys: [ops-key-1234], operator: true}\n  red: {keys: [red-key-1234]}\n")
+    engine = ScalingEngine(config=scripted_config(data_parallel_size=2))
+    operator, path = bearer("ops-key-1234"), "/scale_elastic_ep"
+    with RunningServer(engine, api_key_file=str(keys)) as server:
+        body = {"new_data_parallel_size": 3, "drain_timeout": 7}
+        assert post(server, path, body, headers=bearer("red-key-1234")).status_code == 403
+        assert post(server, path, body, headers=operator).json()["data_parallel_size"] == 3
+        assert engine.drain_timeout_s == 7.0
+        for wrong in ({"new_data_parallel_size": 0}, {}, {"new_data_parallel_size": 2, "drain_timeout": -1}):
+            assert post(server, path, wrong, headers=operator).status_code == 400, wrong
+        assert post(server, "/restart_replicas", {}, headers=operator).json() == {"data_parallel_size": 3}
+        assert engine.drain_timeout_s == 120.0
+        info = httpx.get(server.url + "/server_info", headers=operator, verify=False).json()
+        page = httpx.get(server.url + "/metrics", headers=operator, verify=False).text
+    assert info["data_parallel_size"] == 3
+    assert 'quire:replicas_ready{engine="0"} 3.0' in page

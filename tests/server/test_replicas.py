@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.engine import supervisor
 from quire.engine.data_parallel import replicas
 from quire.errors import EngineDeadError, UnsupportedError, ValidationError
 from tests.server.hand_core import HandCore, HandEngine
@@ -72,7 +73,27 @@ def test_what_a_replica_that_cannot_come_back_had_goes_on_at_another(turns: int)
     run(test, max_restarts=0)
 
 
-def test_new_requests_do_not_wait_for_a_replica_that_restarts(monkeypatch):
+def test_requests_do_not_wait_for_a_replica_that_takes_long_to_come_back(monkeypatch):
+    monkeypatch.setattr(supervisor, "UNAVAILABLE_S", 0.01)
+
+    async def test(fleet: Fleet) -> None:
+        streams = await begin(fleet)
+        await fleet.turn(4)
+        fleet.born_slow = {1}
+        fleet.cores[1].die()
+        assert await fleet.finish(streams) == ANSWERS
+        assert fleet.engine.num_ready_replicas == 1 and fleet.engine.num_resumed > 0
+        fleet.cores[1].may_be_ready.set()  # type: ignore[attr-defined]
+        for _ in range(2000):
+            await fleet.turn()
+            if fleet.engine.num_ready_replicas == 2:
+                return
+        raise AssertionError("the replica did not come back")
+
+    run(test)
+
+
+def test_new_requests_do_not_wait_for_a_replica_that_restarts():
     async def test(fleet: Fleet) -> None:
         fleet.engine._supervisor.attach()
         fleet.born_dead = {1}
@@ -115,6 +136,26 @@ def test_replicas_are_added_and_removed_under_load_and_nothing_is_lost(monkeypat
         assert fleet.engine.data_parallel_size == 1 and fleet.engine.num_resumed > 0
         removed = await begin(fleet)
         assert await fleet.finish(removed) == ANSWERS
+
+    run(test)
+
+
+def test_replicas_are_restarted_one_by_one_under_load(monkeypatch):
+    monkeypatch.setattr(replicas, "DRAIN_POLL_S", 0.001)
+
+    async def test(fleet: Fleet) -> None:
+        before = dict(fleet.cores)
+        streams = await begin(fleet)
+        await fleet.turn(3)
+        restarting = asyncio.ensure_future(fleet.engine.restart_replicas(0.0))
+        late = [await fleet.open(prompt, 12, f"late{i}") for i, prompt in enumerate(PROMPTS)]
+        assert await fleet.finish([*streams, *late]) == ANSWERS * 2
+        await restarting
+        assert fleet.engine.data_parallel_size == fleet.engine.num_ready_replicas == 2
+        assert all(before[index].is_dead and core is not before[index] for index, core in fleet.cores.items())
+        await fleet.engine.scale(1)
+        with pytest.raises(ValidationError, match="cannot be restarted without a pause"):
+            await fleet.engine.restart_replicas()
 
     run(test)
 

@@ -2,7 +2,8 @@
 
 Owns a `Supervisor` for each replica, which replica each request is with, and what tenants were served by all. A replica
 that dies is restarted as a single core is, and its requests wait for it: one that brings down its core must not go
-round. When another core cannot be started they go on at another replica behind the tokens they have put out.
+round. When another core cannot be started, or takes long, they go on at another replica behind the tokens they have put
+out.
 """
 
 from __future__ import annotations
@@ -116,6 +117,11 @@ class Replicas:
     def indexes(self) -> list[int]:
         """Numbers of the replicas that serve, or will again."""
         return sorted(index for index, one in self._replicas.items() if not one.is_gone and not one.is_draining)
+
+    @property
+    def num_ready(self) -> int:
+        """Replicas that can be given requests now."""
+        return sum(one.is_ready for one in self._replicas.values())
 
     @property
     def core_pid(self) -> int | None:
@@ -243,7 +249,7 @@ class Replicas:
         logger.error("replica %d is given up: %s; %d are left", replica.index, error.message, len(self.indexes))
 
     def hand_over(self, replica: Replica) -> None:
-        """A replica's core cannot be started: its requests go on at others, if any is ready.
+        """A replica's core cannot be started, or takes long: its requests go on at others, if any is ready.
 
         When it will not be tried again they wait for one that restarts, too.
         """
@@ -264,6 +270,19 @@ class Replicas:
                 await self._retire(self._replicas[index], drain_timeout_s)
             while len(self.indexes) < count:
                 await self._start(next(index for index in range(count) if index not in self.indexes))
+
+    async def restart_all(self, drain_timeout_s: float = 30.0) -> None:
+        """End each replica, as `scale` does, and start it again with what the model's files hold then, one by one.
+
+        Raises:
+            QuireError: there is one replica, or one cannot be started again; the others stay as they are.
+        """
+        async with self._scaling:
+            if len(self.indexes) < 2:
+                raise ValidationError("one replica cannot be restarted without a pause", hint="add another one first")
+            for index in self.indexes:
+                await self._retire(self._replicas[index], drain_timeout_s)
+                await self._start(index)
 
     async def _start(self, index: int) -> None:
         core = self._launch(index)
@@ -326,7 +345,11 @@ class Replicas:
     async def call(self, method: str, argument: bool = False) -> bool:
         """Call a utility of every core; whether all say yes."""
         calls = [self._replicas[index].supervisor.call(method, argument) for index in self.indexes]
-        return all(await asyncio.gather(*calls))
+        is_done = all(await asyncio.gather(*calls))
+        if is_done and method == "reset_prefix_cache":
+            for index in self.indexes:
+                self._placement.forget_cache(index)
+        return is_done
 
     async def live_states(self) -> list[EngineState]:
         """What each core does now, by replica."""

@@ -17,6 +17,7 @@ import msgspec
 from quire.config import QuireConfig
 from quire.config.resolve import UsageContext
 from quire.engine.mp_factory import EngineStart, begin_start
+from quire.errors import UnsupportedError
 from quire.hosts.engine_core.core import WireCore
 from quire.hosts.engine_core.links import FrontEndLinks, Handshake
 from quire.hosts.engine_core.messages import CoreReady
@@ -38,6 +39,11 @@ def serve(config: QuireConfig, address: str) -> int:
     """
     import uvloop
 
+    if config.parallel.data_parallel_size > 1:
+        raise UnsupportedError(
+            "headless serves one engine core in a process",
+            hint="leave out data_parallel_size; start a process for each", field="data_parallel_size",
+        )  # fmt: skip
     start = begin_start(config, usage=UsageContext.API_SERVER)
     try:
         return uvloop.run(_serve(start, address))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from quire.config.server import ServerConfig
 from quire.engine.data_parallel.totals import TotalStats
-from quire.engine.protocol import EngineClient
+from quire.engine.protocol import EngineClient, Scalable
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.replica_metrics import ReplicaMetrics
 from quire.metrics.server_metrics import ServerMetrics
@@ -223,6 +223,8 @@ def make_model_state(
         engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
     else:
         totals = TotalStats()
+        if isinstance(metrics, ReplicaMetrics) and isinstance(engine, Scalable):
+            metrics.count_replicas(lambda: engine.num_ready_replicas)
         engine.step_listeners.append(lambda step: state.admission.note_step(totals.note(step)))
     return state
 

@@ -11,6 +11,7 @@ import pytest
 from quire.config.build import build_config
 from quire.core.engine_messages import EngineCoreRequest
 from quire.engine.data_parallel.places import cpu_shares, replica_places
+from quire.engine.mp_factory import replica_config
 from quire.errors import ConfigError
 from quire.platforms.interface import GpuInfo, Platform
 from quire.scheduler.placed_prefixes import CHUNK_TOKENS, PlacedPrefixes, chunk_keys
@@ -127,6 +128,16 @@ def test_replicas_share_memory_and_each_needs_a_device_of_its_own():
     assert [one.gpu for one in replica_places(config, cuda)] == [0, 1]
     with pytest.raises(ConfigError, match="needs a CUDA device for each replica, and there are 1"):
         replica_places(config, dataclasses.replace(cuda, gpus=(gpu,)))
+
+
+def test_what_a_replica_writes_or_is_found_by_is_its_own():
+    connector = '{"kv_connector": "ExampleConnector", "engine_id": "a", "kv_port": 900}'
+    config = build_config(model="leaf", data_parallel_size=2, kv_transfer_config=connector)
+    assert replica_config(config, 0) is config
+    own = replica_config(config, 1).kv_transfer
+    assert own is not None and (own.engine_id, own.kv_port, own.kv_connector) == ("a_dp1", 901, "ExampleConnector")
+    recording = build_config(model="leaf", data_parallel_size=2, flight_recorder="/r")
+    assert [replica_config(recording, i).observability.flight_recorder for i in (0, 1)] == ["/r", "/r/engine-1"]
 
 
 def test_counters_that_are_shared_are_lifted_by_the_sender_alone():

@@ -20,6 +20,7 @@ BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 IN_USE = "KV blocks are in use; with reset_running_requests=true running requests are preempted and recompute theirs"
 
 MAX_DRAIN_S = 86_400.0
+JSON = "application/json"
 
 logger = get_logger(__name__)
 
@@ -31,7 +32,14 @@ class ScaleRequest(msgspec.Struct, kw_only=True):
     drain_timeout: float = 120.0
 
 
+class RestartRequest(msgspec.Struct, kw_only=True):
+    """Replicas are to be restarted one by one."""
+
+    drain_timeout: float = 120.0
+
+
 SCALE_FIELDS = RequestFields(ScaleRequest)
+RESTART_FIELDS = RequestFields(RestartRequest)
 
 
 class OperatorRoutes:
@@ -46,7 +54,7 @@ class OperatorRoutes:
         is_done = await self._state.engine.reset_prefix_cache(resets_running(request))
         logger.info("prefix cache: %s", "reset" if is_done else "not reset: KV blocks are in use")
         answer = {"success": is_done} if is_done else {"success": False, "message": IN_USE}
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        return Response(msgspec.json.encode(answer), media_type=JSON)
 
     async def scale(self, request: Request) -> Response:
         """Add or remove replicas, as vLLM's route of this name; answers when it is done."""
@@ -58,13 +66,29 @@ class OperatorRoutes:
             raise UnsupportedError("this server's engine has no replicas", hint="start with data_parallel_size=2")
         size = check_int("new_data_parallel_size", body.new_data_parallel_size, 1)
         logger.info("replicas: %d are there, %d are asked for", engine.data_parallel_size, size)
-        await engine.scale(size, check_float("drain_timeout", body.drain_timeout, minimum=0.0, maximum=MAX_DRAIN_S))
+        await engine.scale(size, _drain_timeout(body.drain_timeout))
         answer = {"message": f"Scaled to {size} data parallel engines", "data_parallel_size": engine.data_parallel_size}
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        return Response(msgspec.json.encode(answer), media_type=JSON)
+
+    async def restart_replicas(self, request: Request) -> Response:
+        """Restart the replicas one by one, with what the model's files hold now; answers when it is done."""
+        self._require_operator(request)
+        engine = self._state.engine
+        body, _ = await self._state.bodies.read_fields(request, RESTART_FIELDS)
+        release(request)
+        if not isinstance(engine, Scalable):
+            raise UnsupportedError("this server's engine has no replicas", hint="start with data_parallel_size=2")
+        logger.info("replicas: %d are restarted one by one", engine.data_parallel_size)
+        await engine.restart_replicas(_drain_timeout(body.drain_timeout))
+        return Response(msgspec.json.encode({"data_parallel_size": engine.data_parallel_size}), media_type=JSON)
 
     def _require_operator(self, request: Request) -> None:
         if not scope_of(request).tenant.is_operator:
             raise ApiError(FORBIDDEN, "this API key lacks operator rights (operator: true in the key file)")
+
+
+def _drain_timeout(seconds: float) -> float:
+    return check_float("drain_timeout", seconds, minimum=0.0, maximum=MAX_DRAIN_S)
 
 
 def resets_running(request: Request) -> bool:

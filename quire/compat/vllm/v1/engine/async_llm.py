@@ -70,10 +70,8 @@ class AsyncLLM(async_llm.AsyncLLM):
         **others: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of one request as they come; arguments and errors as Quire's engine."""
-        require_unset(
-            lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, data_parallel_rank=data_parallel_rank
-        )
-        return super().generate(prompt, sampling_params, request_id, **others)
+        require_unset(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        return super().generate(prompt, sampling_params, request_id, data_parallel_rank=data_parallel_rank, **others)
 
     async def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams, arrival_time: float | None = None, **others: Any
