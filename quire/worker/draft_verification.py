@@ -27,6 +27,9 @@ TakeIn = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 """Appends tokens: rows, positions and token ids, each [n]."""
 
 
+_NONE = np.empty(0, dtype=np.int32)
+
+
 class Verified(NamedTuple):
     """Tokens of a step's rows.
 
@@ -72,7 +75,7 @@ def verify_drafts(
     if follows is None:
         parts = _in_turns(batch, drafts, choose, take_in, closed, np.arange(len(batch.sampling_rows)))
     elif not follows.any():
-        parts = [_at_once(batch, drafts, choose, take_in, closed, np.arange(len(follows)))]
+        parts = [_all_at_once(batch, drafts, choose, take_in, closed)]
     else:
         parts = _in_turns(batch, drafts, choose, take_in, closed, np.flatnonzero(follows))
         if not follows.all():
@@ -102,6 +105,33 @@ def _at_once(
     kept = _up_to_last(is_last.tolist(), ends.tolist())
     if len(kept) < len(flat):
         rows, positions, flat, sampled = rows[kept], positions[kept], flat[kept], _select(sampled, np.array(kept))
+    take_in(rows, positions, sampled.token_ids)
+    return Part(flat, sampled, rows, positions)
+
+
+def _all_at_once(
+    batch: InputBatch, drafts: np.ndarray, choose: Choose, take_in: TakeIn, closed: np.ndarray | None
+) -> Part:
+    """`_at_once` for every row of the batch."""
+    assert batch.logits_start_loc is not None, "called where some row has drafts"
+    starts, num_lines = batch.logits_start_loc, len(drafts)
+    lines = np.arange(num_lines)
+    if len(starts) == 2:  # one row
+        flat = np.zeros(num_lines, dtype=np.intp)
+        rows, positions = np.repeat(batch.sampling_rows, num_lines), batch.sampling_positions + lines
+    else:
+        counts = starts[1:] - starts[:-1]
+        flat = np.repeat(np.arange(len(counts)), counts)
+        rows = batch.sampling_rows[flat]
+        positions = lines + (batch.sampling_positions - starts[:-1])[flat]
+    sampled = choose(lines, rows, positions)
+    is_last = (sampled.token_ids != drafts) | sampled.is_invalid
+    if closed is not None and len(closed):
+        is_last |= np.isin(lines + 1, closed)
+    kept = _up_to_last(is_last.tolist(), starts[1:].tolist())
+    if len(kept) < num_lines:
+        at = np.array(kept)
+        rows, positions, flat, sampled = rows[at], positions[at], flat[at], _select(sampled, at)
     take_in(rows, positions, sampled.token_ids)
     return Part(flat, sampled, rows, positions)
 
@@ -162,6 +192,8 @@ def merged(parts: list[Part], num_entries: int) -> Verified:
     else:
         start_loc = np.zeros(num_entries + 1, dtype=np.int32)
         np.cumsum(np.bincount(joined.entries, minlength=num_entries), out=start_loc[1:])
+    if not bad.any():
+        return Verified(sampled.token_ids, start_loc, sampled.logprobs, _NONE, _NONE)
     return Verified(sampled.token_ids, start_loc, sampled.logprobs, joined.rows[bad], joined.positions[bad])
 
 

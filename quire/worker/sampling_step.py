@@ -125,9 +125,14 @@ class SamplingStep:
     def _drafts_of(self, batch: InputBatch) -> np.ndarray:
         """[num_logits] int32: what stands where each row of logits gives a token; behind the last draft anything."""
         assert batch.logits_start_loc is not None, "called where some row has drafts"
-        starts, counts = batch.logits_start_loc[:-1], np.diff(batch.logits_start_loc)
-        positions = np.arange(batch.logits_start_loc[-1]) + np.repeat(batch.sampling_positions - starts, counts)
-        drafts: np.ndarray = self._requests.token_ids[np.repeat(batch.sampling_rows, counts), positions]
+        starts, tokens = batch.logits_start_loc, self._requests.token_ids
+        if len(starts) == 2:  # one row
+            first = int(batch.sampling_positions[0])
+            of_row: np.ndarray = tokens[int(batch.sampling_rows[0]), first : first + int(starts[1])].copy()
+            return of_row
+        counts = starts[1:] - starts[:-1]
+        positions = np.arange(starts[-1]) + np.repeat(batch.sampling_positions - starts[:-1], counts)
+        drafts: np.ndarray = tokens[np.repeat(batch.sampling_rows, counts), positions]
         return drafts
 
     def _sample(

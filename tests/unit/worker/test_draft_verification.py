@@ -18,17 +18,17 @@ VOCAB = 3
 class Rows:
     """Rows with drafts, and a sampler whose tokens follow from the row of logits, the row and the position."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_rows: int = 9) -> None:
         rng = np.random.default_rng(seed)
-        counts = rng.integers(1, 7, 9)
+        counts = rng.integers(1, 7, num_rows)
         self.start_loc = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.drafts = rng.integers(0, VOCAB, self.start_loc[-1]).astype(np.int32)
         self.tokens = rng.integers(0, VOCAB, self.start_loc[-1]).astype(np.int32)
         self.is_invalid = rng.random(len(self.tokens)) < 0.1
         firsts = self.start_loc[:-1]
         self.closed = np.setdiff1d(np.flatnonzero(rng.random(len(self.tokens)) < 0.1), firsts)
-        self.rows = rng.permutation(20)[:9].astype(np.int32)
-        self.positions = rng.integers(5, 50, 9)
+        self.rows = rng.permutation(20)[:num_rows].astype(np.int32)
+        self.positions = rng.integers(5, 50, num_rows)
         self.wants_logprobs = rng.random(20) < 0.5
         self.calls: list[int] = []
         self.taken: dict[int, list[tuple[int, int]]] = {}
@@ -62,13 +62,14 @@ def plain(verified: Verified) -> list[Any]:
     return [one.tolist() for one in (*verified[:2], *columns)]
 
 
+@pytest.mark.parametrize("num_rows", [1, 9])
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_that_nothing_follows_get_what_they_get_position_by_position(seed: int):
-    rows = Rows(seed)
+def test_rows_that_nothing_follows_get_what_they_get_position_by_position(seed: int, num_rows: int):
+    rows = Rows(seed, num_rows)
     expected = rows.verify(None)
     taken = {row: sorted(tokens) for row, tokens in rows.taken.items()}
     bad = sorted(zip(expected.rows.tolist(), expected.positions.tolist(), strict=True))
-    for follows in (np.zeros(9, dtype=bool), np.arange(9) % 3 == 0, np.ones(9, dtype=bool)):
+    for follows in (np.zeros(num_rows, dtype=bool), np.arange(num_rows) % 3 == 0, np.ones(num_rows, dtype=bool)):
         found = rows.verify(follows)
         assert plain(found) == plain(expected)
         assert {row: sorted(tokens) for row, tokens in rows.taken.items()} == taken
