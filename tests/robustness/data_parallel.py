@@ -4,12 +4,13 @@ Three tenants of weights 1, 1 and 2 send more than the replicas can do, each wit
 with a common prompt; one of them floods. Then one tenant may use a single replica alone (`X-data-parallel-rank`), where
 fair shares hold only if replicas know of each other's service. Shares are counted while all tenants wait. Everything is
 a count: how busy the machine is does not matter. No model: what is tried is placement, fairness across replicas and the
-schedulers.
+schedulers. At the end replicas are added and removed under streams of an engine whose cores are in this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import sys
 from collections import Counter
@@ -23,6 +24,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.data_parallel.shared_service import SharedService
 from quire.scheduler.placement import Placement
 from quire.scheduler.setup import make_scheduler
+from tests.server.replicas import Fleet, expected
 from tests.unit.scheduler.harness import make_setup
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, BUDGET, MAX_LEN = 16, 1200, 16, 256, 1024
@@ -168,6 +170,29 @@ def _count(course: Course, outputs: EngineCoreOutputs, load: Load, *, is_measure
             course.service[load.tenant_of[handle]] += 2
 
 
+async def resize(num_rounds: int) -> tuple[int, int, int]:
+    """Add and remove replicas of an engine whose cores are turned by hand, while streams run.
+
+    Returns:
+        Streams, those that were not as on one replica, and answers that went on at another core.
+    """
+    fleet, answered, wrong = Fleet(2), 0, 0
+    prompts = [[i + 5] * (6 + i) for i in range(12)]
+    try:
+        for number in range(num_rounds):
+            size = (3, 1, 2)[number % 3]
+            streams = [await fleet.open(prompt, 24, f"{number}-{i}") for i, prompt in enumerate(prompts)]
+            await fleet.turn(4)
+            scaling = asyncio.ensure_future(fleet.engine.scale(size, 0.0))  # what leaves finishes nothing
+            answers = await fleet.finish(streams)
+            await scaling
+            answered += len(answers)
+            wrong += sum(found != expected(prompt, 24) for found, prompt in zip(answers, prompts, strict=True))
+        return answered, wrong, fleet.engine.num_resumed
+    finally:
+        fleet.shutdown()
+
+
 def main() -> int:
     """Print the counts; 1 when a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -182,10 +207,14 @@ def main() -> int:
     print(f"2 replicas, one tenant at one of them: {pinned.describe()}")
     free = run(2, args.requests, seed=args.seed)
     print(f"2 replicas: {free.describe()}")
+    streams, wrong, moved = asyncio.run(resize(args.requests // 100))
+    print(f"replicas added and removed {args.requests // 100} times: {streams} streams, {moved} moved, {wrong} wrong")
     unfairness, hits = max(free.unfairness, pinned.unfairness), free.hit_rate / one.hit_rate
-    print(f"data parallel: unfairness {100 * unfairness:.2f}% (at most 5; {100 * apart.unfairness:.0f} with counters "
-          f"apart), prefix hits {100 * hits:.1f}% of one replica's (at least 90)")  # fmt: skip
-    return 0 if unfairness <= 0.05 and hits >= 0.9 else 1
+    print(
+        f"data parallel: unfairness {100 * unfairness:.2f}% (at most 5; {100 * apart.unfairness:.0f} counted apart), "
+        f"prefix hits {100 * hits:.1f}% of one replica's (at least 90), {wrong} of {streams} streams wrong"
+    )
+    return 0 if unfairness <= 0.05 and hits >= 0.9 and not wrong and moved else 1
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ def replica_places(config: QuireConfig, platform: Platform) -> list[ReplicaPlace
             )  # fmt: skip
         return [ReplicaPlace(engine_index=index, gpu=index) for index in range(count)]
     memory_bytes = platform.memory.available_bytes // count
-    shares = cpu_shares(platform.cpus, count, config.device.num_threads or 1)
+    num_threads = (config.device.num_threads or 1) * config.parallel.tensor_parallel_size
+    shares = cpu_shares(platform.cpus, count, num_threads)
     return [
         ReplicaPlace(engine_index=index, cpus=list(cpus), memory_bytes=memory_bytes)
         for index, cpus in enumerate(shares)
@@ -38,7 +39,7 @@ def cpu_shares(cpus: UsableCpus | None, count: int, num_threads: int) -> list[tu
     would bind its threads to the same cores.
 
     Args:
-        num_threads: compute threads of one replica.
+        num_threads: compute threads of one replica, of all its ranks.
     """
     unbound: list[tuple[int, ...]] = [()] * count
     if cpus is None or cpus.quota is not None or count * num_threads > cpus.num_cores:
