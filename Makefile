@@ -251,9 +251,11 @@ test-tcp-pull: $(VENV)/.test       ## prefill and decode apart over TCP: the byt
 test-nixl: build/venvs/nixl/.ready ## the same over NIXL, the real package; 240 MB
 	build/venvs/nixl/bin/python -m tests.robustness.prefill_decode --connector NixlConnector --requests $(or $(REQUESTS),48) 2>build/nixl.log
 
-test-mooncake: build/venvs/mooncake/.libraries  ## the same over Mooncake's transfer engine, the real package; 140 MB
+test-mooncake: build/venvs/mooncake/.libraries  ## the same over Mooncake's transfer engine, then engines over its store; the real package, 140 MB
 	LD_LIBRARY_PATH=$(call debian_libraries,mooncake) \
 	  build/venvs/mooncake/bin/python -m tests.robustness.prefill_decode --connector MooncakeConnector --requests $(or $(REQUESTS),48) 2>build/mooncake.log
+	LD_LIBRARY_PATH=$(call debian_libraries,mooncake) \
+	  build/venvs/mooncake/bin/python -m tests.robustness.mooncake_store --prompts $(or $(PROMPTS),12) 2>build/mooncake-store.log
 
 # A server beside the client, where the system has none.
 build/venvs/redis/.server: build/venvs/redis/.ready
@@ -267,9 +269,9 @@ test-redis: build/venvs/redis/.server  ## engines over a real Redis server that 
 	  build/venvs/redis/bin/python -m tests.robustness.redis_blocks --prompts $(or $(PROMPTS),12) 2>build/redis.log
 
 .PHONY: test-vllm-router
-test-vllm-router: build/venvs/vllm-router/.ready  ## prefill and decode servers behind the real vllm-router, a decode server killed; CONNECTOR=TCPConnector, REQUESTS=200
-	QUIRE_ROUTER=build/venvs/vllm-router/bin/vllm-router $(BIN)/python -m tests.robustness.disaggregated \
-	  --requests $(or $(REQUESTS),200) --connector $(or $(CONNECTOR),TCPConnector) 2>build/vllm-router.log
+test-vllm-router: build/venvs/vllm-router/.ready build/venvs/nixl/.ready  ## prefill and decode servers over NIXL behind the real vllm-router, a decode server killed; REQUESTS=200
+	QUIRE_ROUTER=build/venvs/vllm-router/bin/vllm-router build/venvs/nixl/bin/python -m tests.robustness.disaggregated \
+	  --requests $(or $(REQUESTS),200) --connector NixlConnector 2>build/vllm-router.log
 
 .PHONY: test-router
 test-router: $(VENV)/.test         ## two servers behind vllm-router (pip install vllm-router elsewhere; QUIRE_ROUTER=its program); ROUNDS=6

@@ -1,6 +1,6 @@
 """A block as one value under one key, for stores of keys and values: a checksum of key and bytes, then the bytes.
 
-Used by `hicache` and `redis`. What a store cut, mixed up or damaged is noticed. Pure functions.
+Used by `hicache`, `mooncake_store` and `redis`. What a store cut, mixed up or damaged is noticed. Pure functions.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ kept, by `maxmemory` with a policy such as allkeys-lru; `ttl_s` bounds how long.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from quire.config.kv_transfer import FIELD, LOOPBACK, KVTransferConfig
 from quire.errors import ConfigError
 from quire.kv_transfer.block_values import key_of, pack, unpack, value_bytes
 from quire.kv_transfer.layout import KVCacheLayout
+from quire.kv_transfer.server_pause import ServerPause
 from quire.kv_transfer.stored_blocks import StoredBlocks
 from quire.logger import get_logger
 from quire.utils.checks import shown
@@ -27,8 +27,6 @@ logger = get_logger(__name__)
 
 Result = TypeVar("Result")
 
-PAUSE_S = 5.0
-"""For which a server that did not answer is not asked again."""
 NUM_AT_ONCE = 256
 """Names that are looked up in one message."""
 
@@ -107,7 +105,7 @@ class RedisBlocks:
         if not isinstance(prefix, str) or len(prefix) > 256:
             raise ConfigError(f"{FIELD}: key_prefix={shown(prefix)} is not a short text", field=FIELD)
         self._prefix, self._digest = prefix, layout.digest
-        self._silent_until = 0.0
+        self._pause = ServerPause()
 
     def num_first(self, names: Sequence[bytes]) -> int:
         """As `BlockStorage`; a server that does not answer has none."""
@@ -162,12 +160,11 @@ class RedisBlocks:
         """What a call returns; whatever it raises is an OSError."""
         import redis
 
-        if time.monotonic() < self._silent_until:
-            raise ConnectionError("the server did not answer a moment ago")
+        self._pause.check()
         try:
             return call()
         except redis.ResponseError as error:  # it answers: it is full, read-only, or wants a password
             raise OSError(f"the server refused: {error}") from error
         except (redis.RedisError, OSError, ValueError) as error:
-            self._silent_until = time.monotonic() + PAUSE_S
+            self._pause.begin()
             raise ConnectionError(f"{type(error).__name__}: {error}") from error

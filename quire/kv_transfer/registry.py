@@ -18,6 +18,7 @@ BUILT_IN: Mapping[str, str] = {
     "SharedStorageConnector": "quire.kv_transfer.shared_files:SharedFilesConnector",  # its former name in vLLM
     "HiCacheConnector": "quire.kv_transfer.hicache:HiCacheConnector",
     "RedisConnector": "quire.kv_transfer.redis:RedisConnector",
+    "MooncakeStoreConnector": "quire.kv_transfer.mooncake_store:MooncakeStoreConnector",
     "TCPConnector": "quire.kv_transfer.pull.connectors:TCPConnector",
     "NixlConnector": "quire.kv_transfer.pull.connectors:NixlConnector",
     "NixlPullConnector": "quire.kv_transfer.pull.connectors:NixlConnector",  # as vLLM names this direction

@@ -134,9 +134,9 @@ def check_page(program: str) -> int:
     ports = {number: str(free_port()) for number in ("8100", "8200", "8000", "14579")}
     text = re.sub("|".join(ports), lambda found: ports[found[0]], PAGE.read_text())
     servers, by_hand, router_command = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:3]
-    places = [str(Path(sys.executable).parent), str(Path(program).absolute().parent), os.environ["PATH"]]
-    environment = {**os.environ, "PATH": os.pathsep.join(places)}
-    commands = [*servers.strip().splitlines(), router_command]
+    environment = {**os.environ, "PATH": f"{Path(program).absolute().parent}{os.pathsep}{os.environ['PATH']}"}
+    this_quire = f"{sys.executable} -m quire "
+    commands = [*re.sub("^quire ", this_quire, servers.strip(), flags=re.MULTILINE).splitlines(), router_command]
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command, port in zip(commands, ("8100", "8200", "8000"), strict=True):

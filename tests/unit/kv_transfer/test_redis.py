@@ -12,7 +12,7 @@ import pytest
 
 from quire.config.kv_transfer import KVTransferConfig
 from quire.errors import ConfigError
-from quire.kv_transfer import redis as redis_module
+from quire.kv_transfer import server_pause
 from quire.kv_transfer.block_files import DamagedBlockError
 from quire.kv_transfer.conformance import check_connector
 from quire.kv_transfer.connector import KVConnectorRole
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_answer_is_left_alone_for_a_while(monkeypatch):
             call()
     storage.remove(NAME)
     assert Client.num_calls == 1
-    monkeypatch.setattr(redis_module.time, "monotonic", lambda: 10.0**9)
+    monkeypatch.setattr(server_pause.time, "monotonic", lambda: 10.0**9)
     storage.store(NAME, BLOCK)
     assert storage.num_first([NAME]) == 1
 
