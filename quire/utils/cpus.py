@@ -104,6 +104,31 @@ class UsableCpus:
         chosen = [core for node in order for core in nodes[node]]
         return tuple(core.cpus[0] for core in chosen[:num_threads])
 
+    def rank_cpus(self, rank: int, num_ranks: int, num_threads: int) -> tuple[int, ...]:
+        """The CPU of each of a rank's threads; empty = leave them to the operating system.
+
+        Where there are several memory nodes, ranks are spread over them evenly, as far as a node has a core for each
+        thread of its ranks: a rank's memory is then next to its cores.
+        """
+        nodes = sorted({core.node for core in self.cores})
+        per_node = math.ceil(num_ranks / len(nodes))
+        own_node, place = nodes[rank // per_node], rank % per_node
+        cores = [core for core in self.cores if core.node == own_node]
+        first = place * num_threads
+        fits = all(
+            sum(core.node == node for core in self.cores) >= per_node * num_threads
+            for node in nodes[: math.ceil(num_ranks / per_node)]
+        )
+        if len(nodes) > 1 and self.quota is None and fits:
+            return tuple(core.cpus[0] for core in cores[first : first + num_threads])
+        first = rank * num_threads
+        return self.compute_cpus(num_ranks * num_threads)[first : first + num_threads]
+
+    def cpus_of_nodes(self, cpus: Collection[int]) -> tuple[int, ...]:
+        """All CPUs on the memory nodes of the cores that these compute on."""
+        nodes = {core.node for core in self.cores if core.cpus[0] in cpus}
+        return tuple(cpu for core in self.cores if core.node in nodes for cpu in core.cpus)
+
     def describe(self) -> str:
         """One line for `collect-env`."""
         parts = [f"{len(self.ids)} CPUs on {self.num_cores} cores of {self.num_nodes} memory nodes"]

@@ -17,6 +17,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.errors import EngineDeadError
 from quire.executor import rank_process
 from tests.e2e import serving
+from tests.effort import effort
 from tests.models.families.cases import CASES
 from tests.parallel.circumstances import CIRCUMSTANCES, SETTINGS, Answers, answers
 from tests.parallel.ranks import children_of, is_alive, ranks_as_threads
@@ -29,7 +30,7 @@ def expected() -> Answers:
     return answers("leaf", VOCAB_SIZE, 1, structured=True)
 
 
-@pytest.mark.parametrize(("num_ranks", "name"), [(2, "suffixes as drafts"), (4, "preempted")])
+@pytest.mark.parametrize(("num_ranks", "name"), effort(((2, "suffixes as drafts"),), ((2, "as one"), (4, "preempted"))))
 def test_answers_are_those_of_one_rank(expected: Answers, num_ranks: int, name: str):
     """Cached prefixes, penalties, draws, patterns and log-probabilities of prompts among them."""
     assert answers("leaf", VOCAB_SIZE, num_ranks, structured=True, **CIRCUMSTANCES[name]) == expected
@@ -40,7 +41,7 @@ def test_weights_that_are_quantized_while_loading_are_the_same_codes_on_any_numb
     assert answers("leaf", VOCAB_SIZE, 3, **settings) == answers("leaf", VOCAB_SIZE, 1, **settings)
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("name", effort(("deepseek_v3",), ("qwen3_next", "gpt_oss")))
 def test_experts_recurrent_layers_and_latents_are_those_of_one_rank(tmp_path: Path, name: str):
     CASES[name].write(tmp_path)
     assert answers(tmp_path, 320, 2) == answers(tmp_path, 320, 1)

@@ -12,6 +12,7 @@ from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
 from quire.config.model import ONLINE_QUANTIZATIONS
 from quire.distributed.communicator import Communicator, SingleCommunicator
+from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import SharedMemoryCommunicator
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
@@ -77,15 +78,23 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
 def make_runtime(setup: WorkerSetup) -> NativeRuntime:
     """Tier, threads and their places."""
     platform, num_threads = setup.platform, setup.num_threads
-    first = setup.rank * num_threads
-    cpus = platform.compute_cpus(setup.num_ranks * num_threads)[first : first + num_threads]
-    if cpus and setup.seat is not None:
-        os.sched_setaffinity(0, cpus)  # of this thread, and those that it starts: memory is taken where it computes
+    cpus = platform.compute_cpus(num_threads) if setup.seat is None else _cpus_of_rank(setup, setup.seat)
     spin_us = _spin_us(setup)
     runtime = NativeRuntime(setup.config.device.kernel_tier, num_threads, cpus, spin_us)
     place = f"on CPUs {', '.join(map(str, cpus))}" if cpus else "not pinned"
     logger.info("native kernels: tier %s, %d threads %s", runtime.tier, num_threads, place)
     return runtime
+
+
+def _cpus_of_rank(setup: WorkerSetup, seat: Seat) -> tuple[int, ...]:
+    """Where the threads of this rank compute; on a machine with several memory nodes, this thread stays on theirs."""
+    usable = setup.platform.cpus
+    if usable is None:
+        return ()
+    cpus = usable.rank_cpus(seat.rank, seat.size, setup.num_threads)
+    if cpus and usable.num_nodes > 1:
+        os.sched_setaffinity(0, usable.cpus_of_nodes(cpus))
+    return cpus
 
 
 def _spin_us(setup: WorkerSetup) -> int:

@@ -126,6 +126,21 @@ class TestPlacement:
         assert machine.read(*range(16)).compute_cpus(4) == (0, 2, 4, 6)
         assert machine.read(*range(16)).compute_cpus(8) == (0, 2, 4, 6, 1, 3, 5, 7)
 
+    def test_ranks_are_spread_over_memory_nodes(self, tmp_path):
+        cores = [f"{core},{core + 8}" for core in range(8)]
+        machine = FakeMachine(tmp_path, *cores).node(0, "0-3,8-11").node(1, "4-7,12-15").read(*range(16))
+        assert [machine.rank_cpus(rank, 2, 4) for rank in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+        assert [machine.rank_cpus(rank, 2, 2) for rank in range(2)] == [(0, 1), (4, 5)]
+        assert [machine.rank_cpus(rank, 4, 2) for rank in range(4)] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+        assert [machine.rank_cpus(rank, 3, 2) for rank in range(3)] == [(0, 1), (2, 3), (4, 5)]
+        assert machine.rank_cpus(1, 2, 8) == ()  # more threads than cores
+        assert machine.cpus_of_nodes((4, 5)) == (4, 12, 5, 13, 6, 14, 7, 15)
+
+    def test_ranks_of_one_memory_node_have_cores_of_their_own_where_there_are_siblings(self, tmp_path):
+        machine = FakeMachine(tmp_path, "0,2", "1,3").read(*range(4))
+        assert [machine.rank_cpus(rank, 2, 1) for rank in range(2)] == [(0,), (1,)]
+        assert FakeMachine(tmp_path / "plain", "0", "1").read(0, 1).rank_cpus(1, 2, 1) == ()
+
     @pytest.mark.parametrize("file", ["cpu_capacity", "cpufreq/cpuinfo_max_freq"])
     def test_the_fast_cores_of_a_hybrid_machine_come_first(self, tmp_path, file: str):
         machine = FakeMachine(tmp_path, "0", "1", "2", "3").speed("0-1", 400, file).speed("2-3", 1024, file)
