@@ -149,9 +149,9 @@ class Drafts:
         asked = None if not most else self._rows_to_ask(decoding[:MOST_ROWS], most)
         if asked is None:
             return False
-        self._num_to_repeat = 0
-        if not self._look(load, asked):
-            self._num_to_repeat, self._num_to_skip = most, 0
+        is_to_repeat = not self._look(load, asked)
+        self._num_to_repeat = most if is_to_repeat else 0
+        self._num_to_skip = 0 if is_to_repeat else min(self._num_to_skip, most - 1)  # then it is known what came
         return True
 
     def _decoding(self, plan: StepPlan, rows: np.ndarray) -> np.ndarray:
