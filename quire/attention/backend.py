@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from quire.attention.metadata import AttentionMetadata
+from quire.attention.sparse import SparseAttention
 from quire.kernels.reference.norm import layer_norm, rms_norm
 from quire.kernels.reference.rotary import rotary_embedding
 
@@ -113,8 +114,13 @@ class HeadNorms:
 
 
 class AttentionBackend(ABC):
-    """Paged attention: one instance serves every layer of a model."""
+    """Paged attention: one instance serves every layer of a model.
 
+    Attributes:
+        sparse: called around the attention of layers that see the whole sequence; None = nothing is.
+    """
+
+    sparse: SparseAttention | None = None
     name: ClassVar[str]
     preferred_block_size: ClassVar[int]
 
@@ -156,6 +162,24 @@ class AttentionBackend(ABC):
             [num_tokens, num_heads, head_size], dtype of `query`.
         """
 
+    def read_keys(self, kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+        """Keys of blocks [n]: [n, num_kv_heads, block_size, head_size] float32.
+
+        Args:
+            kv_cache: of shape [keys or values, block, token of the block, head, element] unless the backend says
+                otherwise.
+        """
+        return kv_cache[0, block_ids].transpose(1, 2).float()
+
+    def select_blocks(
+        self, params: AttentionParams, query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata
+    ) -> AttentionMetadata:
+        """What the tokens of a layer attend to, where `sparse` may choose; the step's keys are in the cache."""
+        assert self.sparse is not None, "asked where there is one"
+        if params.sliding_window is not None or params.chunk is not None or params.alibi_slopes is not None:
+            return metadata  # positions count there
+        return self.sparse.attention_begin(query, kv_cache, metadata, self.read_keys, params.scale)
+
     def copy_pages(self, kv_caches: Sequence[torch.Tensor], source_ids: torch.Tensor, target_ids: torch.Tensor) -> None:
         """Copy blocks onto others in every layer's cache, in place.
 
@@ -166,6 +190,8 @@ class AttentionBackend(ABC):
         for kv_cache in kv_caches:
             blocks = kv_cache.view(torch.uint8)  # eight-bit floats cannot be indexed everywhere
             blocks[:, target_ids] = blocks[:, source_ids]
+            if self.sparse is not None:
+                self.sparse.blocks_changed(kv_cache, target_ids)
 
     def copy_slots(self, kv_cache: torch.Tensor, block_size: int, slots: torch.Tensor) -> None:
         """Copy the keys and values of tokens onto those of others, in place.

@@ -50,6 +50,10 @@ class CacheConfig:
         None, "Recurrent states kept for later requests, in addition to two for each running one; the least recently "
         "used go first. Default: max_num_seqs. States take at most half of the KV cache's memory.", minimum=0,
     )  # fmt: skip
+    sparse_attention_blocks: int | None = setting(
+        None, "Each token attends to so many blocks of keys and values: those whose keys may have the highest scores, "
+        "the first one and the newest. Answers differ from those of whole attention. Default: to all.", minimum=3,
+    )  # fmt: skip
     watermark: float = setting(
         0.0, "Fraction of blocks kept free when a waiting request is admitted.", minimum=0.0, below=1.0
     )

@@ -32,6 +32,8 @@ def check_supported(config: QuireConfig) -> None:
         _check_offload(config, config.cache.offload_field)
     if config.kv_transfer is not None:
         _check_connector(config)
+    if config.cache.sparse_attention_blocks is not None:
+        _check_sparse(config)
     if config.observability.flight_recorder is not None and config.scheduler.has_plugin:
         raise UnsupportedError(
             "flight_recorder records Quire's own scheduler only, and a scheduler plugin is configured",
@@ -103,6 +105,45 @@ def _check_connector(config: QuireConfig) -> None:
         )  # fmt: skip
 
 
+def _check_sparse(config: QuireConfig) -> None:
+    """What attention to some blocks cannot be combined with: whatever changes blocks where no layer writes them."""
+    cache = config.cache
+    others = {
+        "swap_space": bool(cache.swap_space),
+        cache.offload_field or "kv_disk": cache.offload_field is not None,
+        "kv_transfer_config": config.kv_transfer is not None,
+        "speculative_config": config.speculative is not None and not config.speculative.is_off,
+        "tensor_parallel_size": config.parallel.tensor_parallel_size > 1,  # heads of all processes would have to agree
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise UnsupportedError(
+                f"sparse_attention_blocks is not supported together with {name}",
+                hint=f"leave out sparse_attention_blocks or {name}", field="sparse_attention_blocks",
+            )  # fmt: skip
+
+
+def _check_sparse_model(config: QuireConfig) -> None:
+    """Where blocks cannot be chosen by their keys."""
+    if config.cache.sparse_attention_blocks is None:
+        return
+    assert config.arch is not None, "checked after the rules have run"
+    backend, dtype = config.device.attention_backend, config.cache.kv_cache_dtype
+    reasons = {
+        f"attention_backend={backend!r}": backend not in ("native_cpu", "torch_reference"),
+        f"kv_cache_dtype={dtype!r}": dtype in FP8_KV_CACHE_DTYPES,
+        f"latent attention, which {config.arch.architecture} has": any(
+            layer.latent_attention is not None for layer in config.arch.layers
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise UnsupportedError(
+                f"sparse_attention_blocks is not supported with {reason}",
+                hint="leave out sparse_attention_blocks", field="sparse_attention_blocks",
+            )  # fmt: skip
+
+
 def check_device(config: QuireConfig, platform: Platform) -> None:
     """Raise when the device asked for is not the one the platform describes."""
     asked = config.device.device
@@ -125,6 +166,7 @@ def check_against_model(config: QuireConfig) -> None:
             field="max_model_len",
         )
     _check_kv_cache_dtype(config)
+    _check_sparse_model(config)
     _check_quantization(config)
     threshold = config.scheduler.long_prefill_token_threshold
     if threshold > asked:

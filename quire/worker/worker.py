@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.attention.sparse import BlockTopK
 from quire.config.engine import QuireConfig
 from quire.config.kv_transfer import KVTransferConfig
 from quire.core.computed_step import ComputedStep
@@ -38,6 +39,7 @@ from quire.worker.block_tables import BlockTables
 from quire.worker.connector_worker import ConnectorWorker
 from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
+from quire.worker.device.graphs import no_graphs
 from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
@@ -188,7 +190,11 @@ class Worker:
             max_num_seqs, vocab_size, ops.device, self._custom_processors, ops.sampling.apply_penalties_inplace
         )
         step_tables = StepTables(kv_cache_config, max_num_seqs, max_model_len) if is_group else block_tables
-        graphs = ops.make_graphs(self._model, attention, step_tables)
+        make_graphs = ops.make_graphs
+        if setup.config.cache.sparse_attention_blocks is not None:
+            ops.attention.sparse = BlockTopK(setup.config.cache.sparse_attention_blocks, setup.block_size)
+            make_graphs = no_graphs  # what a token attends to is chosen in Python
+        graphs = make_graphs(self._model, attention, step_tables)
         if self._drafter is not None and self._drafter.aux is not None:
             graphs = GraphsWithAux(graphs, self._drafter.aux)
         requests = RequestStates(max_num_seqs, max_model_len, vocab_size)

@@ -33,11 +33,12 @@ NOT_RUN = {
     r"gradio": "a web page that gradio's own servers publish (share=True), used by a browser",
     r"streamlit": "a web page over the OpenAI API, which waits for a browser",
     r"^applications/rag": "needs a server of embeddings and pages of the web; Quire does not have pooling models",
-    r"^disaggregated/.*(proxy|moriio)|mooncake": "a proxy between servers that split a request; Quire has no transfer "
-    "of KV caches between engines",
-    r"connector/decode_example|recovery_offline/decode_example": "needs KV caches that another engine wrote; Quire has "
-    "no transfer of KV caches between engines",
-    r"flexkv|lmcache": "needs a KV cache of another program; Quire has no KV connectors",
+    r"^disaggregated/.*(proxy|moriio)|mooncake": "a proxy between two servers that it does not start; "
+    "docs/how-to/prefill-decode.md has them",
+    r"connector/decode_example|recovery_offline/decode_example": "needs the files that the example before it wrote in "
+    "the same directory; docs/how-to/connectors.md does both",
+    r"flexkv|lmcache": "needs another program's KV cache inside the engine; Quire has LMCacheMPConnector, over "
+    "LMCache's server",
     r"^ray_serving/(batch|ray)": "Ray loads vLLM by itself; Quire has no backend for Ray's LLM library",
     r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; Quire has no expert parallelism",
     r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire cannot take other weights while it runs",

@@ -71,6 +71,8 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
         for kv_cache in kv_caches:
             blocks = kv_cache.view(len(kv_cache), 1, 2, -1)  # of keys and values, or of latents
             copy_pages(self.runtime, blocks, source_ids, target_ids)
+            if self.sparse is not None:
+                self.sparse.blocks_changed(kv_cache, target_ids)
 
     def copy_slots(self, kv_cache: torch.Tensor, block_size: int, slots: torch.Tensor) -> None:
         """As `AttentionBackend.copy_slots`, in the blocks of the kernels."""
@@ -82,6 +84,13 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
         (source, target), (from_, to) = slots // block_size, slots % block_size
         keys[target, :, :, to] = keys[source, :, :, from_]
         values[target, :, to // pair, :, to % pair] = values[source, :, from_ // pair, :, from_ % pair]
+
+    def read_keys(self, kv_cache: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+        """As `AttentionBackend.read_keys`, from the blocks of the kernels."""
+        pair, num_heads = 1 if kv_cache.dtype is torch.float32 else 2, kv_cache.shape[1]
+        assert self.sparse is not None, "read for it"
+        keys = kv_cache[block_ids, :, 0].view(len(block_ids), num_heads, -1, self.sparse.block_size, pair)
+        return keys.transpose(2, 3).flatten(3).float()
 
     def latent_backend(self) -> LatentBackend:
         """On the same runtime."""
@@ -158,11 +167,15 @@ class NativeCpuBackend(AttentionBackend, ServesLatents):
         metadata: AttentionMetadata,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        return paged_attention(
+        sparse = self.sparse
+        if sparse is not None:
+            metadata = self.select_blocks(params, query, kv_cache, metadata)
+        output = paged_attention(
             self.runtime, query, kv_cache, metadata.block_table, metadata.query_start_loc, metadata.seq_lens,
             params.scale, sliding_window=params.sliding_window, chunk=params.chunk, soft_cap=params.soft_cap,
             sinks=sinks, alibi_slopes=self._slopes_of(params),
         )  # fmt: skip
+        return output if sparse is None else sparse.attention_finished(output, kv_cache)
 
     def _slopes_of(self, params: AttentionParams) -> torch.Tensor | None:
         """As a tensor that lives as long as the backend: recorded steps read it."""

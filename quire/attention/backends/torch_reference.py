@@ -84,6 +84,8 @@ class TorchReferenceBackend(AttentionBackend, ServesLatents):
                 cache.flatten(0, 1).index_copy_(0, slots, new[:num_tokens])
         if metadata.copied_slots is not None:
             self.copy_slots(kv_cache, kv_cache.shape[2], metadata.copied_slots)
+        if self.sparse is not None:
+            metadata = self.select_blocks(params, query, kv_cache, metadata)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         output[num_tokens:] = 0
         plan = self._plan(params, metadata, kv_cache)
@@ -91,7 +93,7 @@ class TorchReferenceBackend(AttentionBackend, ServesLatents):
             self._attend_tile(params, tile, query, kv_cache, sinks, output)
         for request in plan.prompts:
             self._attend_prompt(params, metadata, request, query, (key, value), kv_cache, sinks, output)
-        return output
+        return output if self.sparse is None else self.sparse.attention_finished(output, kv_cache)
 
     def _plan(self, params: AttentionParams, metadata: AttentionMetadata, kv_cache: torch.Tensor) -> _StepPlan:
         """The step's plan, made by its first layer of each kind."""
