@@ -282,8 +282,8 @@ test-vllm-rs: $(VENV)/.test        ## vLLM's Rust server (fetched with pip, 336 
 	$(BIN)/python -m tests.hosts.vllm_rs
 
 .PHONY: test-dynamo
-test-dynamo: $(VENV)/.test         ## NVIDIA Dynamo (installed with pip, 300 MB once): routing, migration, prefill apart from decode; COUNT=200 requests
-	$(BIN)/python -m tests.hosts.dynamo --count $(or $(COUNT),200)
+test-dynamo: $(VENV)/.test         ## NVIDIA Dynamo (installed with pip, 300 MB once): routing, migration, prefill apart from decode; COUNT=200 requests, CONNECTOR=TCPConnector
+	$(BIN)/python -m tests.hosts.dynamo --count $(or $(COUNT),200) --connector $(or $(CONNECTOR),TCPConnector)
 
 wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
