@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
-from quire.core.kv_spec import KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.request import ExtraKeys, Request
 from quire.core.scheduler_output import NewBlocks, StateBlocks
 from quire.errors import UnsupportedError
@@ -49,7 +50,7 @@ class KVCacheCoordinator:
         for spec, pool in zip(specs, parts.pool_of_group, strict=True):
             self._most_of_pool[pool].append(spec.most_blocks(parts.max_chunk_tokens))
         self._keeps_sequences = keeps_sequences
-        self._specs = specs
+        self._first_blocks_needed = partial(_first_blocks_needed, specs)  # a function, as specs are no state
         self.can_take_back = all(spec.can_take_back for spec in specs)
         self._groups = [make_manager(spec, parts, number) for number, spec in enumerate(specs)]
         self._states = [group for group in self._groups if isinstance(group, StateManager)]
@@ -185,8 +186,7 @@ class KVCacheCoordinator:
     def _load_plan(self, prefix: CachedPrefix, num_blocks: int) -> list[tuple[np.ndarray, int]]:
         """Per group: which blocks of a cached prefix one of `num_blocks` blocks shares, and how many it adds."""
         num_cached, plan = prefix.num_tokens // self._block_size, []
-        for spec, cached in zip(self._specs, prefix.block_ids, strict=True):
-            first = spec.first_block_needed(num_blocks)
+        for first, cached in zip(self._first_blocks_needed(num_blocks), prefix.block_ids, strict=True):
             shared = cached[max(0, first - (num_cached - len(cached))) :]
             plan.append((shared, num_blocks - max(num_cached, first)))
         return plan
@@ -302,3 +302,8 @@ def _agreed(groups: Sequence[RowBlocks], nodes: Sequence[int], most: int) -> int
         if shortest == most or len(groups) == 1:
             return shortest
         most = shortest
+
+
+def _first_blocks_needed(specs: Sequence[KVCacheSpec], num_blocks: int) -> list[int]:
+    """Per group: `first_block_needed`."""
+    return [spec.first_block_needed(num_blocks) for spec in specs]
