@@ -10,10 +10,12 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 from quire.errors import ValidationError, unknown_name
+from quire.flight_recorder.perfetto import TraceEvents, write_trace
 from quire.flight_recorder.reader import Recording, read_recording
 from quire.flight_recorder.replay import Replay, ReplayResult
 from quire.flight_recorder.waits import RUNNING, Timeline, WaitWatch
@@ -32,13 +34,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request", default=None, metavar="ID", help="show where the time of this request went")
     parser.add_argument("--top", type=int, default=5, help="number of longest-waiting requests to list")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--perfetto", type=Path, default=None, metavar="FILE.json",
+        help="write steps, requests and load as a trace for ui.perfetto.dev",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay and report."""
     check_int("top", args.top, 0, MAX_TOP)
     recording = read_recording(args.recording, args.run_id)
-    result = Replay(recording).run()
+    trace = None if args.perfetto is None else TraceEvents()
+    result = Replay(recording, None if trace is None else trace.note_step).run()
+    if trace is not None:
+        num_events = write_trace(args.perfetto, trace, result.watch)
+        print(f"{args.perfetto}: {num_events} events; open it at https://ui.perfetto.dev", file=sys.stderr)
     watch = result.watch
     asked = None if args.request is None else _find(watch, args.request)
     if args.json:

@@ -92,7 +92,10 @@ class SupervisionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuireConfig:
-    """Everything an engine is built from. `arch` is None until `resolve` has read the model's config.json."""
+    """Everything an engine is built from. `arch` is None until `resolve` has read the model's config.json.
+
+    `reasons`: (name of a setting, why a rule chose its value), once it is resolved.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
@@ -107,6 +110,7 @@ class QuireConfig:
     transfer: KVTransferSettings = field(default_factory=KVTransferSettings)
     arch: ModelArch | None = None
     model_path: str = ""
+    reasons: tuple[tuple[str, str], ...] = ()
 
     @property
     def speculative(self) -> SpeculativeConfig | None:

@@ -70,7 +70,9 @@ def look_up(
     kernel_tiers = tier_problems() if platform.is_cpu else {}
     sizes = block_sizes(config.device.attention_backend)
     config, decisions = resolve(config, platform, arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)
-    return dataclasses.replace(config, model_path=str(path)), model_dir, [*from_environment, *unused, *decisions]
+    chosen = [*from_environment, *unused, *decisions]
+    reasons = tuple((one.name, one.reason) for one in chosen)
+    return dataclasses.replace(config, model_path=str(path), reasons=reasons), model_dir, chosen
 
 
 def _check_files(config: QuireConfig, model_dir: ModelDir) -> None:

@@ -20,7 +20,7 @@ _DRAFT = "use --spec-model MODEL, or --spec-method suffix, which needs none"
 _LOOKUP = "use --speculative-config with prompt_lookup_max and prompt_lookup_min"
 _ACCEPTANCE = "use --speculative-config with acceptance"
 _LIST = "quire list shows the downloaded models"
-_SERVERS = "a server runs in the foreground: see GET /health and /v1/models; stop it with Ctrl-C or SIGTERM"
+_SERVERS = "a server runs in the foreground: see quire top, GET /health and /v1/models; stop it with Ctrl-C or SIGTERM"
 
 FLAGS: dict[str, str] = {
     # Context, batch, threads.
@@ -92,7 +92,7 @@ COMMANDS: dict[str, str] = {
     "ps": _SERVERS, "stop": _SERVERS, "start": "quire serve MODEL", "launch": "quire serve MODEL",
     "server": "quire serve MODEL", "api": "quire serve MODEL", "openai": "quire serve MODEL",
     "complete": "quire generate PROMPT", "cli": "quire chat MODEL",
-    "env": "quire collect-env", "info": "quire inspect MODEL, or quire collect-env", "doctor": "quire collect-env",
+    "env": "quire collect-env", "info": "quire inspect MODEL, or quire collect-env",
     "benchmark": "quire bench serve, latency or throughput", "preload": "quire serve MODEL loads a model",
     "snapshot": "quire serve caches packed weights on disk automatically", "config": "quire serve MODEL --print-config",
     "convert": "models in Hugging Face format and GGUF files are read without conversion",

@@ -113,11 +113,14 @@ class DebugRoutes:
         """Every setting with its value, its default and what it is for; secrets are hidden."""
         self._require_operator(request)
         models = [
-            {"model": state.model_names[0], "settings": _settings(state.engine.config, SECTIONS)}
+            {
+                "model": state.model_names[0],
+                "settings": _settings(state.engine.config, SECTIONS, dict(state.engine.config.reasons)),
+            }
             for state in self._sources()
         ]
         hardware = [one.name for one in HARDWARE.values()]
-        server = _settings(self._parts.config, SERVER_SECTIONS)
+        server = _settings(self._parts.config, SERVER_SECTIONS, {})
         return _json({"version": __version__, "models": models, "server": server, "plan_hardware": hardware})
 
     async def plan(self, request: Request) -> Response:
@@ -156,13 +159,14 @@ class DebugRoutes:
             )
 
 
-def _settings(config: Any, sections: dict[str, type]) -> list[dict[str, Any]]:
-    """Settings by name: value, default, doc; without what is secret."""
+def _settings(config: Any, sections: dict[str, type], reasons: dict[str, str]) -> list[dict[str, Any]]:
+    """Settings by name: value, default, doc, and why a rule chose the value; without what is secret."""
     values = settings_as_dict(config, sections, hides_secrets=True)
     return [
         {
             "name": one.info.name, "section": one.section, "value": values[one.info.name],
             "default": one.info.default, "doc": one.info.doc,
+            "reason": reasons.get(one.info.name),
         } for one in all_settings(sections)
     ]  # fmt: skip
 

@@ -61,7 +61,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "create mymodel": ("unknown command 'create'", "quire serve DIRECTORY"),
     "push me/model": ("unknown command 'push'", "does not publish models"),
     "env": ("unknown command 'env'", "quire collect-env"),
-    "doctor": ("unknown command 'doctor'", "quire collect-env"),
     "complete hello": ("unknown command 'complete'", "quire generate"),
     "launch leaf": ("unknown command 'launch'", "quire serve"),
     "quantize leaf": ("unknown command 'quantize'", "--quantization"),

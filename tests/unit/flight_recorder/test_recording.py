@@ -33,6 +33,7 @@ from quire.flight_recorder.writer import RecordWriter
 from quire.scheduler.admission import GateDecision
 from quire.scheduler.beam_groups import BeamGroups
 from quire.scheduler.setup import make_scheduler as make_scheduler_from_setup
+from tests.unit.flight_recorder.traces import check_trace
 from tests.unit.scheduler import test_properties as properties
 from tests.unit.scheduler.harness import FULL, FakeWorker, make_request, make_setup
 from tests.unit.scheduler.pretended_model import Guesses
@@ -396,6 +397,8 @@ def test_a_replay_says_why_a_request_waited(tmp_path, capsys):
     recorded.add(*[make_request(handle, 9, max_tokens=6) for handle in range(4)])
     recorded.run()
     recorded.close()
+    check_trace(tmp_path, tmp_path.parent / "trace.json")
+    capsys.readouterr()
     assert main(["replay", str(tmp_path), "--request", "r3"]) == 0
     out = capsys.readouterr().out
     assert "identical schedule" in out
