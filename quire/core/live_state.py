@@ -12,7 +12,7 @@ import msgspec
 MAX_ROWS = 256
 MAX_QUEUED = 128
 MAX_CELLS = 1024
-MAX_PREFIXES = 160
+MAX_PREFIXES = 64
 FREE, CACHED, SHARED, OTHER = -1, -2, -3, -4
 """Owners in a `BlockMap` that are not rows: empty; findable and in use by no request; in use by several
 rows; in use by something else (blocks on their way to a tier, or kept for a sibling)."""

@@ -359,14 +359,15 @@ class KVCacheManager:
         shared = [ids for ids in self._coordinator.shared_on_restore(prefix.block_ids) if ids is not NO_IDS]
         return min((self._pool.num_leading_shared(ids, own) for ids in shared), default=0) * self.block_size
 
-    def live_state(self, rows: np.ndarray) -> tuple[list[BlockMap], PrefixMap]:
-        """Who has which blocks, and what can be found: summaries for people.
+    def live_state(self, rows: np.ndarray) -> tuple[list[BlockMap], PrefixMap, np.ndarray]:
+        """Who has which blocks, what can be found, and how many blocks each row holds: summaries for people.
 
         Args:
             rows: [num_rows] the placed rows, those placed first first.
         """
         blocks = [np.concatenate(self.get_block_ids(row)) for row in rows.tolist()]
-        return block_maps(self._pool, rows, blocks), prefix_map(self._pool.prefix_index)
+        maps, num_held = block_maps(self._pool, rows, blocks)
+        return maps, prefix_map(self._pool.prefix_index), num_held
 
     def cache_full_blocks(self, rows: np.ndarray, num_computed_tokens: np.ndarray, token_ids: np.ndarray) -> None:
         """Publish the blocks of these rows that an executed step filled, and free those that no later query sees.

@@ -39,14 +39,16 @@ def live_state(scheduler: Scheduler, blocked: Blocked | None) -> EngineState:
     start_s = time.thread_time()
     table, limits, tiers = scheduler._table, scheduler._limits, scheduler._tiers
     rows = scheduler._running.rows
-    blocks, prefixes = scheduler._kv.live_state(rows[np.argsort(table.placement[rows])])
+    placed = rows[np.argsort(table.placement[rows])]
+    blocks, prefixes, num_held = scheduler._kv.live_state(placed)
+    num_blocks = dict(zip(placed.tolist(), num_held.tolist(), strict=True))
     swap_pools = tiers.swapping._pools
     state = EngineState(
         index=0, time_s=time.monotonic(), collect_s=0.0,
         num_running=len(rows), num_waiting=len(scheduler._order.queue), num_swapped=len(tiers.swapping),
         max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len, block_size=scheduler._kv.block_size,
-        batch=_batch(scheduler, rows[:MAX_ROWS]), queue=_queue(scheduler, blocked),
+        batch=_batch(scheduler, rows[:MAX_ROWS], num_blocks), queue=_queue(scheduler, blocked),
         blocks=blocks, prefixes=prefixes, tenants=_tenants(scheduler),
         swap_blocks=sum(pool.num_blocks for pool in swap_pools),
         swap_blocks_used=sum(pool.num_blocks - pool.num_free_blocks for pool in swap_pools),
@@ -61,9 +63,9 @@ def _process() -> ProcessState:
     return ProcessState(usage.pid, usage.rss_bytes, usage.cpu_s, usage.num_threads)
 
 
-def _batch(scheduler: Scheduler, rows: np.ndarray) -> list[RowState]:
+def _batch(scheduler: Scheduler, rows: np.ndarray, num_blocks: dict[int, int]) -> list[RowState]:
     """These rows, in the order in which they are served."""
-    table, kv, now = scheduler._table, scheduler._kv, time.time()
+    table, now = scheduler._table, time.time()
     columns = (table.num_prompt_tokens, table.num_computed_tokens, table.num_tokens, table.max_total_tokens)
     numbers = zip(
         rows.tolist(), table.is_prefill(rows).tolist(), *(column[rows].tolist() for column in columns), strict=True
@@ -77,7 +79,7 @@ def _batch(scheduler: Scheduler, rows: np.ndarray) -> list[RowState]:
                 phase="prefill" if is_prefill else "decode", prompt_tokens=num_prompt, computed_tokens=num_computed,
                 output_tokens=num_tokens - num_prompt, max_tokens=max_total,
                 cached_tokens=max(0, request.num_cached_tokens),
-                num_blocks=sum(int(np.count_nonzero(ids)) for ids in kv.get_block_ids(row)),
+                num_blocks=num_blocks[row],
                 preemptions=request.num_preemptions, priority=request.message.priority,
                 age_s=_seconds_since(request, now),
             )
