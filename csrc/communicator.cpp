@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -132,15 +133,20 @@ void Communicator::wait(Word& word, uint32_t value, int other, bool forever) {
     }
     if (now > start + kPolite) sched_yield();
   }
-  const auto deadline = start + std::chrono::microseconds(timeout_us_);
-  while (true) {
+  // Time in which this process did not run (stopped, or on a suspended machine) does not count: the others may not have
+  // run either.
+  std::chrono::nanoseconds waited{0}, most{2 * kSliceNs};
+  for (auto last = start;;) {
     if (aborted() >= 0) fail(other);
     word.num_sleepers.fetch_add(1);
     const uint32_t seen = word.value.load();
     if (!has_reached(seen, value)) futex_wait(word.value, seen);
     word.num_sleepers.fetch_sub(1);
     if (has_reached(word.value.load(std::memory_order_acquire), value)) return;
-    if (!forever && Clock::now() > deadline) fail(other);
+    const auto now = Clock::now();
+    waited += std::min<std::chrono::nanoseconds>(now - last, most);
+    last = now;
+    if (!forever && waited > std::chrono::microseconds(timeout_us_)) fail(other);
   }
 }
 
