@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import random
+import re
 import signal
 import sys
 from collections import Counter
@@ -119,7 +120,7 @@ def counts_of(server: ServerProcess) -> Counter[str]:
     found: Counter[str] = Counter()
     for line in page.splitlines():
         if line.startswith("quire:kv_connector_total{"):
-            found[line.split('"')[1]] += int(float(line.rpartition(" ")[2]))
+            found[re.findall('event="(\\w+)"', line)[0]] += int(float(line.rpartition(" ")[2]))
     return found
 
 

@@ -171,6 +171,7 @@ class Link:
                 break
             self._bound(connection, job)
             self._read(connection, job, start, min(start + size, len(job.block_ids)))
+        self._bound(connection, job)
         connection.channel.send(Release(job.remote.remote_request_id))
         was_held = connection.channel.expect(Released).was_held
         if is_whole and was_held:
