@@ -146,7 +146,7 @@ soak: $(VENV)/.test                ## requests of mixed sizes at saturation: no 
 	$(BIN)/python -m tests.robustness.soak $(if $(SECONDS),--seconds $(SECONDS),--requests $(or $(REQUESTS),20000))
 
 .PHONY: test-kill-matrix
-test-kill-matrix: $(VENV)/.test    ## two replicas; core or replica killed in prefill, decode, structured, swapped, mid-speculation; ROUNDS=200 (10 minutes), SEED=0
+test-kill-matrix: $(VENV)/.test    ## two replicas; core, rank or replica killed in prefill, decode, structured, swapped, mid-speculation; ROUNDS=200 (10 minutes), SEED=0
 	$(BIN)/python -m tests.robustness.kill_matrix --rounds $(or $(ROUNDS),200) --seed $(or $(SEED),0)
 
 soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is killed and stopped; ROUNDS=20 by default, SPEC='{"method": "suffix"}'
