@@ -75,6 +75,7 @@ class UCMConnector(BackgroundTransfers):
         self._counts: dict[str, float] = {}
         self._staged: StagedBlocks | None = None
         self._side: SideProcess | None = None
+        self._memory_fd = -1
         if role is KVConnectorRole.SCHEDULER:
             self._side = self._start(width=PAGE_BYTES, num_slots=1, memory_fd=-1)
 
@@ -271,6 +272,9 @@ class UCMConnector(BackgroundTransfers):
         super().shutdown()
         if self._side is not None:
             self._side.close()
+        if self._memory_fd >= 0:
+            os.close(self._memory_fd)
+            self._memory_fd = -1
 
 
 def _salt_of(request: ConnectorRequest) -> str | None:

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +57,7 @@ class SideProcess:
         self._started_at = float("-inf")
         self._unread = b""
         self._is_closed = False
+        self._ending = threading.Lock()
         self.num_starts = 0
 
     def start(self) -> None:
@@ -97,6 +99,10 @@ class SideProcess:
                 self._process = start_file(
                     python, PROGRAM, *arguments, stdin=DEVNULL, stdout=log, stderr=log, pass_fds=given
                 )
+        except BaseException:
+            os.close(requests)
+            os.close(answers)
+            raise
         finally:
             os.close(request_end)
             os.close(answer_end)
@@ -146,11 +152,13 @@ class SideProcess:
             raise OSError(str(error)) from error
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-            for pipe in self._pipes:
+        with self._ending:  # the engine may end while the thread waits for an answer
+            process, self._process = self._process, None
+        if process is not None:
+            pipes = self._pipes
+            process.kill()
+            process.wait()
+            for pipe in pipes:
                 os.close(pipe)
 
     def close(self) -> None:
