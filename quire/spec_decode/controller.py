@@ -41,6 +41,8 @@ PROBED_SHARE = 8
 VARY_INTERVAL = 16
 # Of so many such steps one tries again what was tried before, as that may have been a bad moment.
 KNOWN_INTERVAL = 4
+# Of steps with drafts whose costs are known one of so many is measured.
+MEASURED_INTERVAL = 4
 # Weight of the newest of many of a proposer's durations; one counts for so many times what is usual at most.
 PROPOSING_SHARE = 1 / 16
 MOST_TIMES_PROPOSING = 4.0
@@ -217,7 +219,8 @@ class SpeculationController:
         if step.is_capture:
             self._guard.record_capture(bucket, plain_s, seconds)
         else:
-            self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
+            if self._is_worth_measuring(bucket, num_drafts):
+                self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
             plain_s += int(step.accepted.sum()) * self._costs.token_seconds(bucket, load.num_decoding)
             self._guard.record(bucket, True, plain_s, seconds, self._is_probe)
             self._note_proposing(bucket, step.proposing_s)
@@ -231,6 +234,12 @@ class SpeculationController:
         if guarded.is_closed:
             self._watches[bucket].disappoint(guarded.ratio)
             self._depths[bucket] = self._first_depth
+
+    def _is_worth_measuring(self, bucket: LoadBucket, num_drafts: int) -> bool:
+        """Of steps whose costs are known some are enough."""
+        return (
+            self._num_drafted % MEASURED_INTERVAL == 0 or not num_drafts or not self._costs.is_known(bucket, num_drafts)
+        )
 
     def _record_plain(self, bucket: LoadBucket, step: SpeculatedStep) -> None:
         """A step for which nothing was asked, or in which drafts were looked at."""

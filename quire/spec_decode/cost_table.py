@@ -112,6 +112,10 @@ class DraftsCurve:
         """Whether this number was, or one that is near."""
         return _knot_below(num_drafts) in self._measured
 
+    def is_known(self, num_drafts: int) -> bool:
+        """Whether a number that is near was measured so often that one measurement more says little."""
+        return self._counts.get(_knot_below(num_drafts), 0) * NEWEST_SHARE >= 1.0
+
     def value(self, num_drafts: int, prior_share: float) -> float:
         """The share of so many drafts, at least 1; `prior_share` for each while nothing was measured."""
         numbers, shares = self._numbers, self._shares
@@ -207,6 +211,10 @@ class CostTable:
     def is_tried(self, bucket: LoadBucket, num_drafts: int) -> bool:
         """Whether a step of about so many drafts was measured."""
         return self._drafted_curve(bucket).is_measured(num_drafts)
+
+    def is_known(self, bucket: LoadBucket, num_drafts: int) -> bool:
+        """Whether steps of about so many drafts, at least 1, were measured often."""
+        return self._drafted_curve(bucket).is_known(num_drafts)
 
     def record(
         self, bucket: LoadBucket, num_decoding: int, num_other_tokens: int, num_drafts: int, seconds: float
