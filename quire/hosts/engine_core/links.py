@@ -29,6 +29,7 @@ GONE_S = 10.0
 """Of a front end whose connection has ended; it does not come back under the same addresses."""
 FAREWELL_MS = 2000
 MAX_FRONT_ENDS = 256
+WATCHED = int(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 logger = get_logger(__name__)
 
@@ -52,6 +53,7 @@ class Handshake:
         self._socket.setsockopt(zmq.IDENTITY, identity_of(rank))
         self._socket.setsockopt(zmq.LINGER, FAREWELL_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+        self._socket.setsockopt(zmq.IPV6, 1)
         self._address = address
         try:
             self._socket.connect(address)
@@ -133,10 +135,9 @@ class FrontEndLinks:
             yield await socket.recv_multipart()
 
     async def wait_until_gone(self, client: int, gone_s: float = GONE_S) -> None:
-        """Return when the connection to a front end has ended and has not come back for `gone_s` seconds."""
-        monitor = self._inputs[client].get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        events = zmq.asyncio.Socket.from_socket(monitor)
-        is_connected = True
+        """Return when there is no connection to a front end for `gone_s` seconds: it has ended, or never began."""
+        events = zmq.asyncio.Socket.from_socket(self._inputs[client].get_monitor_socket(WATCHED))
+        is_connected = False
         while True:
             if not is_connected and not await events.poll(int(1000 * gone_s)):
                 return
@@ -171,7 +172,9 @@ class FrontEndLinks:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)
+        socket.setsockopt(zmq.IPV6, 1)
         if kind == zmq.DEALER:
             socket.setsockopt(zmq.IDENTITY, identity_of(self._rank))
+            socket.get_monitor_socket(WATCHED)  # before the connection begins, so that no event is missed
         socket.connect(address)
         return socket
