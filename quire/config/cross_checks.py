@@ -83,10 +83,6 @@ def _check_offload(config: QuireConfig, field: str) -> None:
 def _check_connector(config: QuireConfig) -> None:
     """What a KV connector cannot be combined with."""
     others = {
-        config.cache.offload_field or "kv_disk": (
-            config.cache.offload_field is not None,
-            "one place behind the KV cache is supported",
-        ),
         "flight_recorder": (
             config.observability.flight_recorder is not None,
             "recordings do not hold what it does",

@@ -23,8 +23,10 @@ class BlockTransfer:
         block_ids: [num_pages] int32; the blocks of the cache. They belong to the transfer until it is reported.
         time_limit_s: seconds after which a load is to fail; None = there is no limit.
         is_async: no row reads or writes the blocks before it is reported; False = the step that carries it needs them.
+            Of a save that means that others write them: they are copied before it computes, and nothing is reported.
         request_id: of the request that they are of (`Request.unique_id`).
         is_repeated: an earlier step that carried it failed; the worker may have begun it.
+        tier: number of the tier, where there are several.
     """
 
     transfer_id: int
@@ -34,6 +36,7 @@ class BlockTransfer:
     time_limit_s: float | None = None
     request_id: str = ""
     is_repeated: bool = False
+    tier: int = 0
 
 
 @dataclass(frozen=True, slots=True)

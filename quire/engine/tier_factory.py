@@ -1,4 +1,4 @@
-"""The tier behind the KV cache that the configuration asks for: a connector, a disk, or none.
+"""The tiers behind the KV cache that the configuration asks for: host memory and disk, a connector, or none.
 
 Called by `core_factory`; no state.
 """
@@ -19,18 +19,28 @@ from quire.kv_transfer.layout import KVCacheLayout
 from quire.kv_transfer.registry import connector_class, make_connector
 from quire.logger import get_logger
 from quire.scheduler.connector_tier import ConnectorTier
+from quire.scheduler.tier_stack import TierStack
 
 logger = get_logger(__name__)
 
 
 def start_tier(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:
-    """The configured tier, its worker's half registered; None where there is none. The cache must be allocated.
+    """The configured tiers, their workers' halves registered; None where there are none. The cache must be allocated.
 
     Raises:
         ConfigError: it refuses its settings.
         UnsupportedError: a connector, and the model's layers free blocks: a sequence is not what its blocks hold.
     """
-    return start_offload(config, executor, kv_cache_config) or _start_connector(config, executor, kv_cache_config)
+    made = [start_offload(config, executor, kv_cache_config), _start_connector(config, executor, kv_cache_config)]
+    tiers = [one for one in made if one is not None]
+    if len(tiers) < 2:
+        return tiers[0] if tiers else None
+
+    def close() -> None:
+        for one in reversed(tiers):
+            one.close()
+
+    return Offload(TierStack([one.tier for one in tiers]), close)
 
 
 def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:

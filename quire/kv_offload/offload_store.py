@@ -164,6 +164,22 @@ class OffloadStore(BlockStore):
         else:
             self._to_store.put(job)
 
+    @property
+    def copies_at_once(self) -> bool:
+        """As `BlockStore`: where there is host memory."""
+        return self._host is not None
+
+    def copy_now(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """As `BlockStore`."""
+        assert self._host is not None, "there is host memory to keep blocks in"
+        memory, used_at_ns = self._ready_memory(), time.time_ns()
+        for number, (key, block_id) in enumerate(zip(keys, block_ids, strict=True)):
+            if key not in self._host:
+                payload = np.empty(memory.num_bytes_of(block_id), np.uint8)
+                memory.read_into(block_id, payload)
+                self._counts.add(num_evicted_from_host=self._host.put(key, payload))
+                self._write_later(_Behind(key, payload, used_at_ns - 1000 * number))
+
     def _is_disk_off(self) -> bool:
         return self.is_hung or self._clock() < self._paused_until
 

@@ -85,6 +85,15 @@ class BlockStore(ABC):
     def submit_store(self, job_id: int, keys: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Begin to store blocks, which do not change until the job is reported; a second time it changes nothing."""
 
+    @property
+    @abstractmethod
+    def copies_at_once(self) -> bool:
+        """Whether `copy_now` keeps anything."""
+
+    @abstractmethod
+    def copy_now(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Copy blocks to host memory before this returns; they are used for something else then."""
+
     @abstractmethod
     def submit_load(
         self, job_id: int, keys: Sequence[bytes], block_ids: Sequence[int], time_limit_s: float | None = None

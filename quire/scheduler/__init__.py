@@ -8,7 +8,7 @@ Read `scheduler` first, then `step_plan`, `admission` and `request_table`. Modul
     admission         admission, candidate, waiting
     order of service  scheduling_policy, policy, fair_order, virtual_counters, tenant_turns
     preemption        preemption, swapping, swap_costs
-    other memory      kv_tier, kv_tiers, offloading, connector_tier
+    other memory      kv_tier, kv_tiers, tier_stack, offloading, connector_tier
     several engines   placement, placed_prefixes
     request groups    request_group, forks, beam_groups, beam_search
     from outside      interface, setup, live_state

@@ -39,6 +39,7 @@ class ExternalHit:
         swapped: which blocks these are of a request that was swapped.
         time_limit_s: seconds after which the load is given up; None = there is no limit.
         is_pending: the tier does not know yet; the request waits and is asked for again.
+        tier: number of the tier, where there are several; set by `KVTiers`.
     """
 
     num_tokens: int
@@ -46,6 +47,7 @@ class ExternalHit:
     swapped: SwappedBlocks | None = None
     time_limit_s: float | None = None
     is_pending: bool = False
+    tier: int = 0
 
 
 class SwapCopies(NamedTuple):
@@ -69,6 +71,11 @@ class KVTier:
     sends_messages = False
     keeps_groups = False
     fails_requests = False
+
+    @property
+    def parts(self) -> Sequence[KVTier]:
+        """The tiers that it is made of."""
+        return (self,)
 
     # --- at admission ---
 
@@ -132,6 +139,17 @@ class KVTier:
     def request_preempted(self, request: Request, plan: StepPlan) -> bool:
         """Whether the tier keeps the blocks of a request that is about to lose its row, so that it comes back first."""
         return False
+
+    def blocks_to_copy(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """A request is about to lose its row: which of its full blocks are to be copied here before the next step.
+
+        Args:
+            keys: as `request_finished`.
+
+        Returns:
+            Some of `keys`. The blocks are free at once, and nothing of the copy is reported.
+        """
+        return ()
 
     def keeps(self, request: Request) -> bool:
         """Whether blocks of a preempted request are here."""

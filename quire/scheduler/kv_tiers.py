@@ -8,6 +8,7 @@ worker reports that; so a request may be aborted, or end, while its blocks are s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from quire.core.engine_messages import FinishedRequest
 from quire.core.kv_transfer import BlockTransfer, KVTransferMeta
 from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
+from quire.core.sampling_params import KV_TRANSFER_PARAMS
 from quire.core.scheduler_output import SchedulerOutput
 from quire.kv_cache.cached_prefix import CachedPrefix
 from quire.kv_cache.event_recorder import KVEventRecorder
@@ -66,8 +68,8 @@ class KVTiers(RequestGroup):
         self.swapping = swapping
         self._kv = kv
         self._table = table
-        is_used = tier is not None and kv.names_blocks and (kv.keeps_sequence or tier.keeps_groups)
-        self._tier = tier if is_used else None
+        tiers = () if tier is None or not kv.names_blocks else tier.parts
+        self._tiers = tuple(one for one in tiers if kv.keeps_sequence or one.keeps_groups)
         self._prompts: dict[int, Request] = {}  # by handle, running, whose prompts' blocks are to be saved early
         self._in_flight: dict[int, _InFlight] = {}
         self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
@@ -79,27 +81,33 @@ class KVTiers(RequestGroup):
         self._is_pending = False
         self._recorder: KVEventRecorder | None = None
         self.lost: list[int] = []
-        self.sends_messages = self._tier is not None and self._tier.sends_messages
+        self._messenger = next((one for one in self._tiers if one.sends_messages), None)
+        self.sends_messages = self._messenger is not None
 
     @property
     def is_waiting(self) -> bool:
         """Whether the worker needs a message even where nothing computes."""
-        is_pending = bool(self._in_flight) or self._is_pending
-        return is_pending or (self._tier is not None and self._tier.has_pending_work())
+        return bool(self._in_flight) or self._is_pending or any(tier.has_pending_work() for tier in self._tiers)
+
+    @property
+    def names(self) -> str:
+        """The tiers beside the swap space; empty = there are none."""
+        return ", ".join(type(tier).__name__ for tier in self._tiers)
 
     # --- at admission ---
 
     def on_arrive(self, request: Request) -> None:
         """The tier may look for its blocks."""
-        if self._tier is not None:
-            self._tier.request_arrived(request)
+        for tier in self._tiers:
+            tier.request_arrived(request)
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
         """It waits while its blocks are being loaded, or those of a sibling that has a row: such a load may fail."""
-        if request.handle in self._loading and self._tier is not None and self._tier.is_overdue(request):
+        transfer_id = self._loading.get(request.handle)
+        if transfer_id is not None and self._tier_of(transfer_id).is_overdue(request):
             del self._loading[request.handle]
             self._refused.add(request.handle)
-            if self._tier.fails_requests:
+            if self._tier_of(transfer_id).fails_requests:
                 self.lost.append(request.handle)
         if request.handle in self.lost:
             return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
@@ -118,17 +126,29 @@ class KVTiers(RequestGroup):
         """What there is beyond a cached prefix; None = no more."""
         if self.swapping.keeps(request):
             return self.swapping.get_num_new_matched_tokens(request, prefix.num_tokens)
-        if self._tier is None or not request.may_read_prefix_cache or prefix.partial_block_ids:
+        if not self._tiers or not request.may_read_prefix_cache or prefix.partial_block_ids:
             return None
         if request.handle in self._refused or request.handle in self._loaded:
             return None
         self._kv.name_blocks(request, request.token_ids)
-        hit = self._tier.get_num_new_matched_tokens(request, prefix.num_tokens)
-        if hit is None:
-            return None
-        if hit.is_pending:
-            self._is_pending = True
-            return hit
+        for number in self._in_order(request):
+            hit = self._tiers[number].get_num_new_matched_tokens(request, prefix.num_tokens)
+            if hit is not None and hit.is_pending:
+                self._is_pending = True
+                return hit
+            if hit is not None and (hit := self._limited(hit, request, prefix)) is not None:
+                return dataclasses.replace(hit, tier=number) if number else hit
+        return None
+
+    def _in_order(self, request: Request) -> Iterable[int]:
+        """The tiers from the first to be asked on: a connector for which the request has parameters comes first."""
+        numbers = range(len(self._tiers))
+        if len(numbers) > 1 and (request.message.sampling_params.extra_args or {}).get(KV_TRANSFER_PARAMS):
+            return sorted(numbers, key=lambda number: not self._tiers[number].sends_messages)
+        return numbers
+
+    def _limited(self, hit: ExternalHit, request: Request, prefix: CachedPrefix) -> ExternalHit | None:
+        """What of a hit can be used; None = no more than is cached."""
         num_blocks = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
         num_tokens = num_blocks * self._kv.block_size
         return dataclasses.replace(hit, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
@@ -138,8 +158,7 @@ class KVTiers(RequestGroup):
         request, hit = candidate.request, candidate.external
         assert hit is not None, "only what a tier has is loaded"
         blocks = self._kv.reserve(candidate.prefix, hit.num_tokens)
-        assert self._tier is not None, "loads are those of a tier"
-        self._tier.update_state_after_alloc(request, candidate.prefix, hit, blocks.block_ids)
+        self._tiers[hit.tier].update_state_after_alloc(request, candidate.prefix, hit, blocks.block_ids)
         self._loading[request.handle] = self._begin_load(candidate, blocks.block_ids, blocks)
         return Blocked(request.handle, WaitReason.WAITING_FOR_REMOTE_KVS, is_passed_over=True)
 
@@ -148,8 +167,8 @@ class KVTiers(RequestGroup):
         request, hit = candidate.request, candidate.external
         if self.swapping.keeps(request):
             self.swapping.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
-        elif hit is not None and self._tier is not None:
-            self._tier.update_state_after_alloc(request, candidate.prefix, hit, block_ids)
+        elif hit is not None:
+            self._tiers[hit.tier].update_state_after_alloc(request, candidate.prefix, hit, block_ids)
             assert self._kv.keeps_sequence, "blocks of several groups are loaded before a request is placed"
             self._begin_load(candidate, (block_ids[0][: hit.num_tokens // self._kv.block_size],), None)
 
@@ -165,11 +184,14 @@ class KVTiers(RequestGroup):
             fresh_ids.append(ids[len(ids) - (end - first) :])
         transfer = BlockTransfer(
             self._num_transfers, tuple(keys), np.concatenate(fresh_ids), hit.is_async,
-            time_limit_s=hit.time_limit_s, request_id=candidate.request.unique_id,
+            time_limit_s=hit.time_limit_s, request_id=candidate.request.unique_id, tier=hit.tier,
         )  # fmt: skip
         self._loads.append(transfer)
         self._add(_InFlight(transfer, candidate.request, blocks))
         return transfer.transfer_id
+
+    def _tier_of(self, transfer_id: int) -> KVTier:
+        return self._tiers[self._in_flight[transfer_id].transfer.tier]
 
     def _add(self, started: _InFlight) -> None:
         self._in_flight[started.transfer.transfer_id] = started
@@ -178,7 +200,7 @@ class KVTiers(RequestGroup):
     def on_place(self, request: Request) -> None:
         """Its row uses what was loaded."""
         self._let_go_loaded(request.handle)
-        if self._tier is not None and not self._kv.keeps_sequence and not request.message.sampling_params.no_store:
+        if self._tiers and not self._kv.keeps_sequence and not request.message.sampling_params.no_store:
             self._prompts[request.handle] = request
 
     def _let_go_loaded(self, handle: int) -> None:
@@ -196,41 +218,63 @@ class KVTiers(RequestGroup):
         self._refused.discard(request.handle)
         may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
         is_loading = any(one.fills_row and one.request is request for one in self._in_flight.values())
-        if self._tier is not None and request.row >= 0 and may_keep and not is_loading:  # a load may still fail
-            self._save(request, self._tier)
-        elif self._tier is not None:
-            self._tier.request_left(request)
+        if request.row >= 0 and may_keep and not is_loading and self._tiers:  # a load may still fail
+            self._save(request)
+        else:
+            for tier in self._tiers:
+                tier.request_left(request)
 
-    def _save(self, request: Request, tier: KVTier) -> None:
+    def _save(self, request: Request) -> None:
+        """Save what tiers want of a request, which has a row."""
+        keys, block_ids = self._named_blocks(request)
+        for number, tier in enumerate(self._tiers):
+            saved = tier.request_finished(request, keys, block_ids)
+            if not saved:
+                continue
+            saved_ids = _select(keys, block_ids, saved)
+            blocks = CachedPrefix((saved_ids,), 0)
+            self._kv.pin(blocks)
+            name = request.unique_id
+            transfer = BlockTransfer(self._num_transfers, tuple(saved), saved_ids, request_id=name, tier=number)
+            self._saves.append(transfer)
+            self._add(_InFlight(transfer, request, blocks, is_save=True))
+
+    def _named_blocks(self, request: Request) -> tuple[list[bytes], np.ndarray]:
+        """Names and numbers of the full blocks of a request on a row, of all groups, in the order of its tokens."""
         num_computed = int(self._table.num_computed_tokens[request.row])
         request.token_ids = np.array(self._table.token_ids[request.row, :num_computed])  # its row is about to go
         names = self._kv.name_blocks(request, request.token_ids)
         by_group = self._kv.blocks_to_store(request.row, num_computed)
         numbers, groups = np.nonzero(by_group.T)
-        keys = [
-            group_name(names[number], group) for number, group in zip(numbers.tolist(), groups.tolist(), strict=True)
-        ]
-        block_ids = by_group[groups, numbers]
-        saved = tier.request_finished(request, keys, block_ids)
-        if not saved:
-            return
-        if len(saved) < len(keys):
-            chosen = set(saved)
-            block_ids = block_ids[[key in chosen for key in keys]]
-        blocks = CachedPrefix((block_ids,), 0)
-        self._kv.pin(blocks)
-        transfer = BlockTransfer(self._num_transfers, tuple(saved), block_ids, request_id=request.unique_id)
-        self._saves.append(transfer)
-        self._add(_InFlight(transfer, request, blocks, is_save=True))
+        places = zip(numbers.tolist(), groups.tolist(), strict=True)
+        return [group_name(names[number], group) for number, group in places], by_group[groups, numbers]
 
-    def _save_prompts(self, tier: KVTier) -> None:
+    def _save_prompts(self) -> None:
         """Save blocks of prompts that are computed: of layers that free blocks few are there when the request ends."""
         for handle, request in list(self._prompts.items()):
             if request.row < 0:
                 del self._prompts[handle]  # it lost its row, and comes again
             elif self._table.num_computed_tokens[request.row] >= request.num_prompt_tokens:
                 del self._prompts[handle]
-                self._save(request, tier)
+                self._save(request)
+
+    def request_preempted(self, request: Request, plan: StepPlan) -> bool:
+        """A request is about to lose its row: whether the swap space takes its blocks, so that it comes back first.
+
+        Without swap space tiers that can copy at once keep what is computed, which is loaded as for any request.
+        """
+        if self.swapping.has_space:
+            return self.swapping.request_preempted(request, plan)
+        is_loading = any(one.fills_row and one.request is request for one in self._in_flight.values())
+        if self._tiers and not is_loading and not request.message.sampling_params.no_store:
+            keys, block_ids = self._named_blocks(request)
+            for number, tier in enumerate(self._tiers):
+                copied = tuple(tier.blocks_to_copy(request, keys))
+                if copied:
+                    ids, name = _select(keys, block_ids, copied), request.unique_id
+                    self._saves.append(BlockTransfer(self._num_transfers, copied, ids, False, None, name, tier=number))
+                    self._num_transfers += 1
+        return False
 
     def keeps(self, request: Request) -> bool:
         """Whether a tier keeps blocks of a preempted request, which comes back before those that wait."""
@@ -245,16 +289,16 @@ class KVTiers(RequestGroup):
 
         Not those of a connector: what it sends names their blocks.
         """
-        saves = [] if self.sends_messages else self._saves
+        saves = [one for one in self._saves if one.is_async and not self._tiers[one.tier].sends_messages]
         handles, num_saves = list(self._loaded), len(saves)
         for handle in handles:
             self._let_go_loaded(handle)
         self._refused.update(handles)
         for transfer in saves:
             self._end(transfer.transfer_id, is_done=False)
-        self._saves = [one for one in self._saves if one.transfer_id in self._in_flight]
-        if self._tier is not None and self._in_flight:
-            self._tier.release_blocks()
+        self._saves = [one for one in self._saves if one.transfer_id in self._in_flight or not one.is_async]
+        for tier in self._tiers if self._in_flight else ():
+            tier.release_blocks()
         return bool(handles or num_saves)
 
     def pinned(self) -> list[CachedPrefix]:
@@ -276,8 +320,8 @@ class KVTiers(RequestGroup):
 
     def attach_message(self, output: SchedulerOutput) -> SchedulerOutput:
         """A step with what the tier's other half has to know of it."""
-        assert self._tier is not None, "asked only where the tier sends messages"
-        message = self._tier.build_message(output, self._table.request_on, self._blocks_of_row)
+        assert self._messenger is not None, "asked only where a tier sends messages"
+        message = self._messenger.build_message(output, self._table.request_on, self._blocks_of_row)
         if message is None:
             return output
         transfers = dataclasses.replace(output.kv_transfers or KVTransferMeta(), connector=message)
@@ -290,7 +334,7 @@ class KVTiers(RequestGroup):
 
     def add_params(self, finished: FinishedRequest) -> FinishedRequest:
         """The end of a request with what the tier has to say in its response."""
-        params = None if self._tier is None else self._tier.take_params(finished.handle)
+        params = None if self._messenger is None else self._messenger.take_params(finished.handle)
         return finished if params is None else dataclasses.replace(finished, kv_transfer_params=params)
 
     def counts(self, *, is_sent: bool) -> dict[str, Any]:
@@ -299,10 +343,11 @@ class KVTiers(RequestGroup):
         Args:
             is_sent: counts since the last call are among it.
         """
-        if self._tier is None or not is_sent:
+        if not self._tiers or not is_sent:
             return {"num_swapped": len(self.swapping)}
-        counts = self._tier.take_counts() if self.sends_messages else None
-        return {"num_swapped": len(self.swapping), "offload": self._tier.take_stats(), "kv_connector": counts}
+        counts = None if self._messenger is None else self._messenger.take_counts()
+        stats = next((one for one in [tier.take_stats() for tier in self._tiers] if one is not None), None)
+        return {"num_swapped": len(self.swapping), "offload": stats, "kv_connector": counts}
 
     def watch_blocks(self, recorder: KVEventRecorder) -> None:
         """Report to `recorder` which blocks can be found, in the cache and behind it."""
@@ -321,12 +366,12 @@ class KVTiers(RequestGroup):
             Handles of requests that were placed on blocks whose load failed: what they computed means nothing.
         """
         self.swapping.update_from_output(scheduled, output, seconds)
-        if self._tier is not None:
-            self._tier.update_from_output(scheduled, output, seconds)
-            if self._prompts:
-                self._save_prompts(self._tier)
-            if self._recorder is not None and self.sends_messages:
-                self._recorder.add(self._tier.take_events())
+        for tier in self._tiers:
+            tier.update_from_output(scheduled, output, seconds)
+        if self._prompts:
+            self._save_prompts()
+        if self._recorder is not None and self._messenger is not None:
+            self._recorder.add(self._messenger.take_events())
         if not self._in_flight:
             return []
         meta, results = scheduled.kv_transfers, output.kv_transfers
@@ -343,14 +388,14 @@ class KVTiers(RequestGroup):
         ended = self._in_flight.pop(transfer_id, None)
         if ended is None:
             return None
-        assert self._tier is not None, "transfers are those of a tier"
-        self._tier.transfer_ended(ended.transfer.keys, is_save=ended.is_save, is_done=is_done)
+        tier = self._tiers[ended.transfer.tier]
+        tier.transfer_ended(ended.transfer.keys, is_save=ended.is_save, is_done=is_done)
         is_awaited = self._loading.get(ended.handle) == transfer_id
         if is_awaited:
             del self._loading[ended.handle]
         if not is_done and not ended.is_save:
             self._refused.add(ended.handle)
-            if self._tier.fails_requests and (is_awaited or ended.fills_row):
+            if tier.fails_requests and (is_awaited or ended.fills_row):
                 self.lost.append(ended.handle)
         if is_awaited and is_done and ended.blocks is not None:
             self._loaded[ended.handle] = ended.blocks
@@ -373,3 +418,12 @@ class KVTiers(RequestGroup):
         self._loads = [*again, *self._loads]
         again = [dataclasses.replace(one, is_repeated=True) for one in meta.saves if one.transfer_id in self._in_flight]
         self._saves = [*again, *self._saves]
+
+
+def _select(keys: Sequence[bytes], block_ids: np.ndarray, chosen: Sequence[bytes]) -> np.ndarray:
+    """Of [len(keys)] blocks those of some of the keys, in their order."""
+    if len(chosen) == len(keys):
+        return block_ids
+    names = set(chosen)
+    selected: np.ndarray = block_ids[[key in names for key in keys]]
+    return selected

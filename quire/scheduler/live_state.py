@@ -52,7 +52,7 @@ def live_state(scheduler: Scheduler, blocked: Blocked | None) -> EngineState:
         blocks=blocks, prefixes=prefixes, tenants=_tenants(scheduler),
         swap_blocks=sum(pool.num_blocks for pool in swap_pools),
         swap_blocks_used=sum(pool.num_blocks - pool.num_free_blocks for pool in swap_pools),
-        tier="" if tiers._tier is None else type(tiers._tier).__name__,
+        tier=tiers.names,
         process=_process(),
     )  # fmt: skip
     return msgspec.structs.replace(state, collect_s=time.thread_time() - start_s)

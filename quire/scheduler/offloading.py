@@ -117,6 +117,12 @@ class Offloading(KVTier):
         self._storing.update(missing)
         return missing
 
+    def blocks_to_copy(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """As `KVTier`: where there is host memory, all that are not here."""
+        if not self._store.copies_at_once:
+            return ()
+        return [keys[i] for i in np.flatnonzero(self._store.places(keys) == Place.NOWHERE).tolist()]
+
     def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
         """As `KVTier`."""
         if is_save:

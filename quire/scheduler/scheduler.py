@@ -309,7 +309,7 @@ class Scheduler:
         plan.undo(row)
         plan.num_preemptions += 1
         suspend(request, self._table)
-        is_swapped = self._groups.may_swap(request) and self._tiers.swapping.request_preempted(request, plan)
+        is_swapped = self._groups.may_swap(request) and self._tiers.request_preempted(request, plan)
         self._release_rows([row])
         (self._admission.returning if is_swapped else self._order.queue).add(request)
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)

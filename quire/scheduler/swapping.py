@@ -80,6 +80,11 @@ class Swapping(KVTier):
         pools = np.searchsorted(self._first_block_ids, block_ids, side="right") - 1
         return int(np.array(self._page_bytes)[pools].sum())
 
+    @property
+    def has_space(self) -> bool:
+        """Whether there is any, used or not."""
+        return any(pool.num_blocks for pool in self._pools)
+
     # --- out ---
 
     def request_preempted(self, request: Request, plan: StepPlan) -> bool:

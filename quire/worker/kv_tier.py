@@ -7,6 +7,7 @@ vLLM's `KVConnectorBase_V1`; the scheduler's half is `scheduler.kv_tier`.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -155,3 +156,50 @@ class KVTierWorker(ABC):
 
         A failure of a load that is not asynchronous is reported after its own step.
         """
+
+
+class StackedTiers(KVTierWorker):
+    """Several tiers' halves, in the order of their other halves; each is given its own transfers."""
+
+    def __init__(self, tiers: Sequence[KVTierWorker]) -> None:
+        self.tiers = tuple(tiers)
+
+    def register_kv_caches(self, blocks: AnyBlocks) -> None:
+        """As `KVTierWorker`."""
+        for tier in self.tiers:
+            tier.register_kv_caches(blocks)
+
+    def begin_step(self) -> None:
+        """As `KVTierWorker`."""
+        for tier in self.tiers:
+            tier.begin_step()
+
+    def start_transfers(self, meta: KVTransferMeta) -> None:
+        """As `KVTierWorker`."""
+        for number, tier in enumerate(self.tiers):
+            loads = tuple(one for one in meta.loads if one.tier == number)
+            saves = tuple(one for one in meta.saves if one.tier == number)
+            tier.start_transfers(dataclasses.replace(meta, loads=loads, saves=saves))
+
+    def layer_hooks(self) -> LayerHooks | None:
+        """As `KVTierWorker`: of the one that has some."""
+        return next((hooks for tier in self.tiers if (hooks := tier.layer_hooks()) is not None), None)
+
+    def finish_forward(self) -> None:
+        """As `KVTierWorker`."""
+        for tier in self.tiers:
+            tier.finish_forward()
+
+    def shutdown(self) -> None:
+        """As `KVTierWorker`."""
+        for tier in self.tiers:
+            tier.shutdown()
+
+    def get_finished(self) -> KVTransferResults:
+        """As `KVTierWorker`."""
+        results = [tier.get_finished() for tier in self.tiers]
+        return KVTransferResults(
+            tuple(itertools.chain.from_iterable(one.done for one in results)),
+            tuple(itertools.chain.from_iterable(one.failed for one in results)),
+            next((one.connector for one in results if one.connector is not None), None),
+        )

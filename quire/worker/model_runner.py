@@ -40,7 +40,7 @@ from quire.worker.drafting.draft_step import DraftStep
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.group_lead import GroupLead, LeadModel
 from quire.worker.input_batch import InputBatch
-from quire.worker.kv_tier import KVTierWorker
+from quire.worker.kv_tier import KVTierWorker, StackedTiers
 from quire.worker.layer_hooks import LayerHooks
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
@@ -111,8 +111,8 @@ class ModelRunner:
         self._draft_step = DraftStep(model, self._requests, block_size)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
-        """From now on carry out the transfers of steps."""
-        self._kv_tier = tier
+        """From now on carry out the transfers of steps, those of tiers that are there already beside it."""
+        self._kv_tier = tier if self._kv_tier is None else StackedTiers([self._kv_tier, tier])
 
     def shutdown_kv_tier(self) -> None:
         """The engine ends."""

@@ -21,9 +21,12 @@ class OffloadingWorker(KVTierWorker):
         self._store.start(blocks)
 
     def start_transfers(self, meta: KVTransferMeta) -> None:
-        """As `KVTierWorker`; all are asynchronous."""
+        """As `KVTierWorker`; all loads are asynchronous, and what the step takes is copied before they begin."""
         for save in meta.saves:
-            self._store.submit_store(save.transfer_id, save.keys, save.block_ids.tolist())
+            if save.is_async:
+                self._store.submit_store(save.transfer_id, save.keys, save.block_ids.tolist())
+            else:
+                self._store.copy_now(save.keys, save.block_ids.tolist())
         for load in meta.loads:
             self._store.submit_load(load.transfer_id, load.keys, load.block_ids.tolist(), load.time_limit_s)
 

@@ -101,8 +101,8 @@ def test_the_example_of_forty_lines_gives_the_same_bits_and_computes_no_block_tw
             "kv_transfer_config needs enable_prefix_caching",
         ),
         (
-            {"kv_transfer_config": connector(), "kv_disk": "/nowhere"}, UnsupportedError,
-            "cannot be combined with kv_disk",
+            {"kv_transfer_config": connector(), "flight_recorder": "/nowhere"}, UnsupportedError,
+            "cannot be combined with flight_recorder",
         ),
     ],
 )  # fmt: skip

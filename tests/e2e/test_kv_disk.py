@@ -32,12 +32,12 @@ class Core:
     """An engine core over a directory; counts the tokens it computes."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
-        self.num_computed = 0
+        self.num_computed = self.num_preemptions = 0
         self.faults: set[str] = set()
         platform = detect_platform("cpu")
-        given = {"max_model_len": 256, "kv_disk": str(path), **settings}
+        given: dict[str, Any] = {"max_model_len": 256, "kv_disk": str(path), **settings}
         config = build_config(
-            model="leaf", block_size=BLOCK_SIZE, num_gpu_blocks_override=40, **given
+            model="leaf", block_size=BLOCK_SIZE, num_gpu_blocks_override=given.pop("num_blocks", 40), **given
         )  # fmt: skip
         config, _ = resolve_config(config, platform)
         self.core: EngineCore = build_core(config, platform, PhaseTimer(), on_step=self._count)
@@ -57,6 +57,19 @@ class Core:
         self.faults.update(kind for one in outputs if one.stats.offload for kind in one.stats.offload.faults)
         logprobs = [one.logprobs.logprobs.tobytes() for one in outputs if one.logprobs is not None]
         return [token for one in outputs for token in one.new_token_ids], logprobs, self.num_computed - before
+
+    def run(self, prompts: dict[int, list[int]], max_tokens: int) -> dict[int, list[int]]:
+        """The greedy answers to several prompts at once, by handle."""
+        for handle, prompt in prompts.items():
+            self.core.add_request(make_request(handle, prompt, max_tokens=max_tokens, temperature=0.0))
+        answers: dict[int, list[int]] = {handle: [] for handle in prompts}
+        while self.core.has_unfinished_requests():
+            outputs = self.core.step()
+            if outputs is not None:
+                self.num_preemptions += outputs.stats.num_preemptions
+                for handle, token in zip(outputs.handles.tolist(), outputs.new_token_ids.tolist(), strict=True):
+                    answers[handle].append(token)
+        return answers
 
 
 @pytest.fixture
@@ -89,6 +102,28 @@ def test_host_memory_gives_the_same_bits(start, tmp_path, kv_disk):
     assert num_computed == NUM_COMPUTED
     assert core.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
     assert (tmp_path / "kv").exists() is kv_disk
+
+
+def test_a_connector_beside_it_is_asked_for_what_it_has_not_and_both_store(start, tmp_path):
+    shared = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    tokens, logprobs, _ = start(kv_disk=None, kv_transfer_config=shared).answer(0)
+    loaded = tokens, logprobs, NUM_COMPUTED - NUM_FULL
+    assert start(kv_transfer_config=shared).answer(1) == loaded, "from the connector"
+    assert start().answer(2) == loaded, "from the disk, where it was stored meanwhile"
+
+
+def test_what_preempted_requests_have_computed_is_loaded_from_host_memory(start):
+    settings = {"kv_disk": None, "num_blocks": 14, "scheduler_reserve_full_isl": False, "preemption_mode": "recompute"}
+    alone = start(kv_disk=None)
+    expected = {handle: alone.run({handle: PROMPT[handle:]}, 60)[handle] for handle in range(3)}
+    num_computed = {}
+    for size in (0.0, 0.01):
+        core = start(kv_offloading_size=size, **settings)
+        assert core.run({handle: PROMPT[handle:] for handle in range(3)}, 60) == expected
+        assert core.num_preemptions >= 2
+        num_computed[size] = core.num_computed
+    once = sum(NUM_PROMPT_TOKENS - handle + 59 for handle in range(3))
+    assert once < num_computed[0.01] < once + 2 * BLOCK_SIZE and num_computed[0.01] < num_computed[0.0]
 
 
 def test_other_weights_layouts_and_salts_are_never_read(start):

@@ -17,7 +17,7 @@ from quire.flight_recorder.state_classes import ENUM_BY_NAME, OBJECT_BY_NAME, ST
 NOT_STATE = {
     "Advanced", "Blocked", "Candidate", "ConnectorTier", "Continuation", "ExternalHit", "FilledBlocks", "KVTier",
     "LocalAttentionManager", "ManagerParts", "BlockDemand", "Offloading", "PlannedRequests",
-    "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup",
+    "RequestGroup", "RowBlocks", "Sampled", "SchedulerSetup", "TierStack",
     "Step", "StepBudget", "StepPlan", "Stop", "SwapCopies", "WantedTokens", "_Drafted", "_MissingBlock",
     "DraftLooks", "_Look", "PlacedPrefixes", "Placement", "_Load", "_Placed",
 }  # fmt: skip

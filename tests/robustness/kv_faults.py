@@ -267,7 +267,7 @@ class EngineFaults:
         )
         config, _ = resolve_config(config, platform)
         self._core = build_core(config, platform, PhaseTimer())
-        tier = self._core._scheduler._tiers._tier  # type: ignore[attr-defined]
+        tier = self._core._scheduler._tiers._tiers[0]  # type: ignore[attr-defined]
         tier._prompts.estimate_recompute_s = lambda start, end: None  # `leaf` may be faster than a disk: always load
         self._store: OffloadStore = tier._store
         self._store._pause_s, self._store._hang_s = 0.0, HANG_S

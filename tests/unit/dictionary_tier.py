@@ -36,6 +36,7 @@ class DictionaryTier(KVTier):
         self._block_size = block_size
         self._is_async = is_async
         self.keys: set[bytes] = set()
+        self.copies_at_once = False
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> ExternalHit | None:
         num_pages = num_computed_tokens // self._block_size
@@ -58,6 +59,11 @@ class DictionaryTier(KVTier):
         if self._specs:
             return [key for key in keys if key not in self.keys]
         return [] if not keys or keys[-1] in self.keys else keys
+
+    def blocks_to_copy(self, request: Request, keys: Sequence[bytes]) -> Sequence[bytes]:
+        copied = [key for key in keys if self.copies_at_once and key not in self.keys]
+        self.keys.update(copied)  # if the step fails they are not there, and loads of them fail
+        return copied
 
     def transfer_ended(self, keys: Sequence[bytes], *, is_save: bool, is_done: bool) -> None:
         if is_save and is_done:

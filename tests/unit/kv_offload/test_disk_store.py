@@ -171,7 +171,7 @@ def test_a_disk_that_takes_nothing_ends_stores_and_is_left_alone_for_a_while(
 
 def test_a_disk_that_does_not_answer_is_not_waited_for_and_may_come_back(tmp_path, stores, monkeypatch):
     memory = ArrayMemory()
-    store = stores(tmp_path, memory, hang_s=0.05)
+    store = stores(tmp_path, memory, hang_s=0.5)
     store_blocks(store, memory, [0, 1])
     answer, read = threading.Event(), block_files.read_block_file
 

@@ -88,13 +88,18 @@ class TierWorker(FakeWorker):
         meta = scheduled.kv_transfers
         for is_save, transfers in () if meta is None else ((False, meta.loads), (True, meta.saves)):
             for one in transfers:
+                if is_save and not one.is_async:
+                    self.blocks.update(
+                        {key: self.slots[i].copy() for key, i in zip(one.keys, one.block_ids, strict=True)}
+                    )
+                    continue
                 self._under_way[one.transfer_id] = (one, is_save, self._delay(one.transfer_id))
 
     def _copy(self, transfer: BlockTransfer, is_save: bool) -> None:
         pairs = zip(transfer.keys, transfer.block_ids.tolist(), strict=True)
         if is_save:
             self.blocks.update({key: self.slots[block_id].copy() for key, block_id in pairs})
-        elif self._fails(transfer.transfer_id):
+        elif self._fails(transfer.transfer_id) or not self.blocks.keys() >= set(transfer.keys):
             self.slots[transfer.block_ids] = -3
             self._failed.append(transfer.transfer_id)
             self._lost.update(transfer.block_ids.tolist())
@@ -213,9 +218,23 @@ def test_pages_of_an_aborted_load_and_of_a_save_are_free_when_that_is_reported_a
     assert engine.scheduler._kv.usage == 0.0
 
 
+def test_what_a_preempted_request_has_computed_is_copied_and_loaded_again():
+    engine, tier = make_engine(is_async=lambda handle: True, num_blocks=10, preemption_mode="recompute")
+    tier.copies_at_once = True
+    engine.add(make_request(1, PROMPT[:14], max_tokens=12), make_request(2, PROMPT[1:15], max_tokens=12))
+    engine.run()
+    settle(engine)
+    expected = [expected_answer(make_request(1, PROMPT[i : 14 + i], max_tokens=12), 99)[0] for i in (0, 1)]
+    assert [engine.tokens[1], engine.tokens[2]] == expected
+    loads = [one for message in engine.scheduled if message.kv_transfers for one in message.kv_transfers.loads]
+    assert loads and num_computed(engine) < 2 * 14 + 2 * 11 + 14
+
+
 @settings(max_examples=properties.EXAMPLES, deadline=None)
-@given(properties.scheduler_settings(), properties.scripts(), st.sampled_from([1, 2]))
-def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every_page_comes_back(config, script, depth):
+@given(properties.scheduler_settings(), properties.scripts(), st.sampled_from([1, 2]), st.booleans())
+def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every_page_comes_back(
+    config, script, depth, copies
+):
     config = {**config, "prefix_caching": True}
     engine, tier = make_engine(
         is_async=lambda handle: handle % 2 > 0,
@@ -224,6 +243,7 @@ def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every
         depth=depth,
         **config,
     )
+    tier.copies_at_once = copies
     accepted: dict[int, Any] = {}
     for action in script:
         if isinstance(action, properties.Add):
@@ -247,6 +267,6 @@ def test_whatever_is_loaded_late_or_lost_every_request_gets_its_answer_and_every
     engine.run()
     properties.check_answers(engine, accepted)
     settle(engine)
-    assert tier.keys <= engine.worker.blocks.keys()
+    assert copies or tier.keys <= engine.worker.blocks.keys()
     assert all(end.finish_reason is not FinishReason.ERROR for end in engine.finished.values())
     assert engine.scheduler._kv.usage == 0.0 and engine.scheduler.reset_prefix_cache()

@@ -44,6 +44,10 @@ class PretendedStore(BlockStore):
 
     def submit_store(self, job_id: int, keys: Sequence[bytes], block_ids: Sequence[int]) -> None: ...
 
+    copies_at_once = False
+
+    def copy_now(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> None: ...
+
     def submit_load(self, *args: object) -> None: ...
 
     def get_finished(self) -> FinishedJobs:
