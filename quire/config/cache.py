@@ -82,6 +82,11 @@ class CacheConfig:
         is_size=True,
     )  # fmt: skip
 
+    kv_disk_key_file: str | None = setting(
+        None, "File with a key, 64 hexadecimal digits, with which the blocks in kv_disk are encrypted (AES-256-GCM; "
+        "needs the extra `encryption`). Blocks of another key are not found. Only this user may read the file.",
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
         check_settings(self)
 

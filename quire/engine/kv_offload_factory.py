@@ -14,6 +14,7 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.executor.base import Executor
 from quire.kv_offload.block_file import FORMAT_VERSION
 from quire.kv_offload.block_files import BlockFiles
+from quire.kv_offload.cipher import BlockCipher, read_key
 from quire.kv_offload.counts import OffloadCounts
 from quire.kv_offload.directory import BlockDirectory
 from quire.kv_offload.disk_index import DiskIndex
@@ -66,10 +67,14 @@ def _open_disk(config: QuireConfig, executor: Executor, counts: OffloadCounts) -
     if path is None:
         return None
     identity: dict[str, Any] = executor.call_worker("kv_cache_identity")
+    cipher = None
+    if config.cache.kv_disk_key_file is not None:
+        cipher = BlockCipher(read_key(Path(config.cache.kv_disk_key_file).expanduser()))
+        identity["key"] = cipher.key_id
     directory = BlockDirectory(Path(path).expanduser(), namespace_of(identity))
     directory.create(identity)
     logger.info("kv_disk: %s, up to %s", directory.root / directory.prefix.hex(), format_bytes(size))
-    return BlockFiles(directory, DiskIndex(POLICIES[config.cache.kv_offloading_policy](size)), counts)
+    return BlockFiles(directory, DiskIndex(POLICIES[config.cache.kv_offloading_policy](size)), counts, cipher)
 
 
 def namespace_of(identity: dict[str, Any]) -> bytes:

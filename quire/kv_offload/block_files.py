@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.kv_offload.block_file import HEADER, read_block_file, write_block_file
+from quire.kv_offload.cipher import OVERHEAD_BYTES, BlockCipher
 from quire.kv_offload.counts import OffloadCounts
 from quire.kv_offload.directory import BlockDirectory
 from quire.kv_offload.disk_index import DiskIndex
@@ -27,26 +28,39 @@ class BlockFiles:
 
     Args:
         counts: gets what is stored, loaded, evicted, and what went wrong.
+        cipher: None = files are not encrypted.
     """
 
-    def __init__(self, directory: BlockDirectory, index: DiskIndex, counts: OffloadCounts) -> None:
-        self._directory, self._index, self._counts = directory, index, counts
+    def __init__(
+        self, directory: BlockDirectory, index: DiskIndex, counts: OffloadCounts, cipher: BlockCipher | None = None
+    ) -> None:
+        self._directory, self._index, self._counts, self._cipher = directory, index, counts, cipher
         self._prefix = directory.prefix
+        self._overhead = 0 if cipher is None else OVERHEAD_BYTES
 
     def __contains__(self, key: bytes) -> bool:
-        return self._prefix + key in self._index
+        return self._name(key) in self._index
+
+    def _name(self, key: bytes) -> bytes:
+        """By which the directory and its index know a block."""
+        return self._prefix + (key if self._cipher is None else self._cipher.name_of(key))
 
     def num_leading(self, keys: Sequence[bytes], first: int) -> int:
         """How many of `keys[first:]`, from their beginning on, are here."""
-        return self._index.num_leading(self._prefix, keys, first)
+        if self._cipher is None:
+            return self._index.num_leading(self._prefix, keys, first)
+        end = first
+        while end < len(keys) and keys[end] in self:
+            end += 1
+        return end - first
 
     def holds(self, keys: Sequence[bytes]) -> list[bool]:
         """Which of `keys` are here."""
-        return self._index.holds(self._prefix, keys)
+        return self._index.holds([self._name(key) for key in keys])
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Blocks of one sequence, in its order, were used: its first block is the last to go."""
-        self._index.touch(self._prefix + key for key in reversed(keys))
+        self._index.touch(self._name(key) for key in reversed(keys))
 
     def write(self, key: bytes, payload: np.ndarray, used_at_ns: int) -> None:
         """Store a block ([num_bytes] uint8), and remove those that go for it.
@@ -54,16 +68,17 @@ class BlockFiles:
         Raises:
             OSError: the disk does not take it.
         """
-        name, size = self._prefix + key, HEADER.size + len(payload)
+        name, size = self._name(key), HEADER.size + self._overhead + len(payload)
         if not self._index.fits(size):
             self._counts.add(num_dropped=1)
             return
-        path = self._directory.path_of(name)
+        path, stored_as = self._directory.path_of(name), name[len(self._prefix) :]
+        stored = payload if self._cipher is None else self._cipher.seal(stored_as, payload)
         try:
-            write_block_file(path, self._directory.namespace, key, payload, used_at_ns)
+            write_block_file(path, self._directory.namespace, stored_as, stored, used_at_ns)
         except FileNotFoundError:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_block_file(path, self._directory.namespace, key, payload, used_at_ns)
+            write_block_file(path, self._directory.namespace, stored_as, stored, used_at_ns)
         self._counts.add(num_stored=1, stored_bytes=len(payload))
         self._remove_evicted(self._index.add(name, size))
 
@@ -74,14 +89,18 @@ class BlockFiles:
             BlockFault: the file is not that of this block, whole and undamaged.
             OSError: it cannot be read.
         """
-        path = self._directory.path_of(self._prefix + key)
-        read_block_file(path, self._directory.namespace, key, payload)
+        name = self._name(key)
+        path, stored_as = self._directory.path_of(name), name[len(self._prefix) :]
+        stored = payload if self._cipher is None else np.empty(len(payload) + OVERHEAD_BYTES, np.uint8)
+        read_block_file(path, self._directory.namespace, stored_as, stored)
+        if self._cipher is not None:
+            self._cipher.open(stored_as, stored, payload)
         with contextlib.suppress(OSError):
             os.utime(path, ns=(used_at_ns, used_at_ns))
 
     def note_fault(self, key: bytes, error: OSError | BlockFault) -> None:
         """Count what went wrong with a block; a damaged file is removed."""
-        kind, name = kind_of(error), self._prefix + key
+        kind, name = kind_of(error), self._name(key)
         self._counts.add_fault(kind)
         logger.warning("kv_disk: %s: %s", self._directory.path_of(name), error)
         if kind.is_damage:
@@ -90,7 +109,7 @@ class BlockFiles:
     def forget(self, keys: Sequence[bytes]) -> None:
         """Offer these blocks no longer; they are stored anew when they have been computed."""
         for key in keys:
-            self._index.remove(self._prefix + key)
+            self._index.remove(self._name(key))
 
     def refresh(self) -> None:
         """Take in what others have stored and removed."""

@@ -39,11 +39,11 @@ class DiskIndex:
                 end += 1
         return end - first
 
-    def holds(self, prefix: bytes, keys: Sequence[bytes]) -> list[bool]:
-        """Which names `prefix + key` are here."""
+    def holds(self, names: Sequence[bytes]) -> list[bool]:
+        """Which of these are here."""
         policy = self._policy
         with self._lock:
-            return [prefix + key in policy for key in keys]
+            return [name in policy for name in names]
 
     def touch(self, names: Iterable[bytes]) -> None:
         """Files were used, the last name last."""

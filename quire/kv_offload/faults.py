@@ -16,6 +16,7 @@ class FaultKind(Enum):
     OTHER_BLOCK = "other_block"
     WRONG_SIZE = "wrong_size"
     WRONG_CHECKSUM = "wrong_checksum"
+    WRONG_TAG = "wrong_tag"
     MISSING = "missing"
     NO_SPACE = "no_space"
     READ_ONLY = "read_only"
@@ -30,7 +31,10 @@ class FaultKind(Enum):
 
 
 _DAMAGE = frozenset(
-    (FaultKind.NOT_A_BLOCK, FaultKind.OTHER_BLOCK, FaultKind.WRONG_SIZE, FaultKind.WRONG_CHECKSUM)
+    (
+        FaultKind.NOT_A_BLOCK, FaultKind.OTHER_BLOCK, FaultKind.WRONG_SIZE, FaultKind.WRONG_CHECKSUM,
+        FaultKind.WRONG_TAG,
+    )
 )  # fmt: skip
 
 _OF_ERRNO = {

@@ -19,8 +19,8 @@ COUNTERS = {
 """Field of `OffloadStats` -> name after the prefix, and meaning."""
 
 FAULTS = (
-    "not_a_block", "other_version", "other_block", "wrong_size", "wrong_checksum", "missing", "no_space", "read_only",
-    "io_error", "hung", "slow",
+    "not_a_block", "other_version", "other_block", "wrong_size", "wrong_checksum", "wrong_tag", "missing", "no_space",
+    "read_only", "io_error", "hung", "slow",
 )  # fmt: skip
 
 

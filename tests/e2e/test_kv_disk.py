@@ -143,6 +143,21 @@ def test_other_weights_layouts_and_salts_are_never_read(start):
         assert other.answer(1)[2] == computed - NUM_FULL, settings
 
 
+def test_encrypted_blocks_are_read_with_their_key_and_others_are_not_found(start, tmp_path):
+    pytest.importorskip("cryptography")
+    paths = [tmp_path / "one", tmp_path / "other"]
+    for number, path in enumerate(paths):
+        path.touch(0o600)
+        path.write_text(f"{number + 7:064x}")
+    tokens, logprobs, _ = start(kv_disk_key_file=str(paths[0])).answer(0)
+    assert start(kv_disk_key_file=str(paths[0])).answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+    for settings in ({"kv_disk_key_file": str(paths[1])}, {}):
+        core = start(**settings)
+        assert core.answer(2) == (tokens, logprobs, NUM_COMPUTED) and not core.faults
+    with pytest.raises(QuireError, match="kv_disk_key_file needs kv_disk"):
+        start(kv_disk=None, kv_disk_key_file=str(paths[0]))
+
+
 def test_whatever_happened_to_the_files_the_answer_is_the_same(start, tmp_path):
     tokens, logprobs, _ = start().answer(0)
     files = sorted((tmp_path / "kv").rglob("*.kv"))
