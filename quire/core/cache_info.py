@@ -31,6 +31,12 @@ class MissReason(IntEnum):
     CACHE_RESET = 15  # it was cached before the cache was reset
     PREEMPTED = 16  # the request lost its blocks to others and computes them again
     NO_CHECKPOINT = 17  # the tokens up to `position` are cached, but no recurrent state was kept there
+    LOAD_FAILED = 18  # it was in a tier behind the cache, and could not be loaded, or not in time
+    SLOWER_TO_LOAD = 19  # it is in a tier, and to compute it takes less time
+    BEING_STORED = 20  # it is on its way to a tier
+    NOT_IN_TIER = 21  # it was cached, and no tier has it
+    OTHER_DIGEST = 22  # the disk has it for other weights, settings or build
+    TIER_DOWN = 23  # the disk does not answer
 
     def __str__(self) -> str:
         return self.name.lower()

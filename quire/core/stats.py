@@ -72,6 +72,8 @@ class SchedulerStats:
             among `num_scheduled_tokens`, as the tokens before them are.
         num_swap_preemptions: those of `num_preemptions` whose blocks went to the swap space.
         swapped_out_bytes, swapped_in_bytes: copied to the swap space and back.
+        external_prefix_cache_queries, external_prefix_cache_hits: prompt tokens that the prefix cache had not, looked
+            for and found in tiers behind it.
         kv_connector: what the KV connector did, by event; None = nothing.
         kv_event_batches_dropped: batches of KV events that were not sent, as too many waited.
         offload: of the tier behind the cache; None = there is none, or it did nothing.
@@ -92,6 +94,8 @@ class SchedulerStats:
     kv_cache_usage: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    external_prefix_cache_queries: int = 0
+    external_prefix_cache_hits: int = 0
     kv_event_batches_dropped: int = 0
     num_state_checkpoints: int = 0
     state_checkpoint_bytes: int = 0

@@ -58,6 +58,10 @@ class BlockFiles:
         """Which of `keys` are here."""
         return self._index.holds([self._name(key) for key in keys])
 
+    def is_of_others(self, key: bytes) -> bool:
+        """Whether another namespace of the directory has a block with this key."""
+        return self._index.is_of_others(self._prefix, key)
+
     def touch(self, keys: Sequence[bytes]) -> None:
         """Blocks of one sequence, in its order, were used: its first block is the last to go."""
         self._index.touch(self._name(key) for key in reversed(keys))

@@ -6,10 +6,15 @@ A name is the namespace's part of a path and the key: all namespaces of a direct
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 
+from quire.kv_offload.directory import NAMESPACE_BYTES
 from quire.kv_offload.policies.base import EvictionPolicy
+
+MAX_PREFIXES = 64
+"""Of other namespaces, those that are looked at to explain a miss."""
 
 
 class DiskIndex:
@@ -18,6 +23,7 @@ class DiskIndex:
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
         self._lock = threading.Lock()
+        self._prefixes: dict[bytes, None] = {}  # in the order in which they were seen
 
     def __len__(self) -> int:
         return len(self._policy)
@@ -45,6 +51,13 @@ class DiskIndex:
         with self._lock:
             return [name in policy for name in names]
 
+    def is_of_others(self, prefix: bytes, key: bytes) -> bool:
+        """Whether a block with this key is here under another prefix."""
+        policy = self._policy
+        with self._lock:
+            others = itertools.islice(self._prefixes, MAX_PREFIXES)
+            return any(one != prefix and one + key in policy for one in others)
+
     def touch(self, names: Iterable[bytes]) -> None:
         """Files were used, the last name last."""
         with self._lock:
@@ -59,6 +72,7 @@ class DiskIndex:
     def add(self, name: bytes, size: int) -> list[bytes]:
         """A file is there; the names of those that go for it."""
         with self._lock:
+            self._prefixes.setdefault(name[:NAMESPACE_BYTES])
             return [] if name in self._policy else self._policy.insert(name, max(1, size))
 
     def remove(self, name: bytes) -> None:

@@ -119,7 +119,7 @@ class OffloadStore(BlockStore):
 
     @property
     def is_hung(self) -> bool:
-        """Whether the disk does not answer."""
+        """As `BlockStore`."""
         now = self._clock()
         return any(lane.busy_s(now) > self._hang_s for lane in self._disk_lanes)
 
@@ -146,6 +146,10 @@ class OffloadStore(BlockStore):
         if self._host is not None:
             found[[key in self._host for key in keys]] = Place.HOST
         return found
+
+    def is_of_others(self, key: bytes) -> bool:
+        """As `BlockStore`."""
+        return self._files is not None and self._files.is_of_others(key)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """As `BlockStore`; the first block is the last to go, as the others are of no use without it."""

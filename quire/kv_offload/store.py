@@ -77,6 +77,15 @@ class BlockStore(ABC):
     def places(self, keys: Sequence[bytes]) -> np.ndarray:
         """[len(keys)] uint8: the `Place` of each."""
 
+    @property
+    @abstractmethod
+    def is_hung(self) -> bool:
+        """Whether the disk does not answer."""
+
+    @abstractmethod
+    def is_of_others(self, key: bytes) -> bool:
+        """Whether the disk has a block of these tokens for other weights, settings or builds."""
+
     @abstractmethod
     def touch(self, keys: Sequence[bytes]) -> None:
         """Blocks of one sequence, in its order, were used; those that are not here are left out."""

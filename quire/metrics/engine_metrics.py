@@ -67,6 +67,9 @@ class EngineMetrics:
         if stats.prefix_cache_queries:
             self._prefix_queries.inc(stats.prefix_cache_queries)
             self._prefix_hits.inc(stats.prefix_cache_hits)
+        if stats.external_prefix_cache_queries:
+            self._external_queries.inc(stats.external_prefix_cache_queries)
+            self._external_hits.inc(stats.external_prefix_cache_hits)
         for event in step.events:
             if event.cache_miss is not None:
                 self._prefix_misses[event.cache_miss.full_reason].inc()
@@ -226,6 +229,10 @@ class EngineMetrics:
                 lambda: value_of([self._prefix_hits]),
             )
         )
+        doc = "Prompt tokens that the prefix cache had not, looked up in host memory, on disk and by KV connectors."
+        self._external_queries = self._counter("external_prefix_cache_queries", doc)
+        doc = "Prompt tokens loaded from host memory, from disk or by KV connectors."
+        self._external_hits = self._counter("external_prefix_cache_hits", doc)
         misses = Counter(
             "quire:prefix_cache_misses", "Prefix-cache misses by reason.",
             [*self._labels, "reason"], registry=self.registry,

@@ -291,15 +291,21 @@ class Admission:
     def _place(self, candidate: Candidate, plan: StepPlan) -> None:
         """Put a request, which is in no queue, on a free row and plan it; row, blocks and tokens must be there."""
         request, prefix, num_computed = candidate.request, candidate.prefix, candidate.num_computed_tokens
-        cache_miss = None if candidate.external is not None else self._kv.explain_miss(request, prefix)
+        cache_miss = None
+        if candidate.external is None:
+            cache_miss = self._tiers.explain_miss(request, prefix, self._kv.explain_miss(request, prefix))
         row = self._table.allocate(request, num_computed)
         block_ids = self._kv.place(row, request, prefix, num_computed + candidate.num_new_tokens, candidate.swapped)
         self._running.add(row)
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
             self._order.note_started(request, max(0, request.num_prompt_tokens - num_computed))
+            num_loaded = prefix.num_unpublished * self._kv.block_size if prefix.is_loaded else 0
             plan.num_prefix_queries += request.num_prompt_tokens
-            plan.num_prefix_hits += prefix.num_tokens
+            plan.num_prefix_hits += prefix.num_tokens - num_loaded
+            if self._tiers.has_tiers:
+                plan.num_external_queries += request.num_prompt_tokens - (prefix.num_tokens - num_loaded)
+                plan.num_external_hits += num_computed - prefix.num_tokens + num_loaded
         request.status = RequestStatus.RUNNING
         self._outbox.note_event(request.handle, EventKind.SCHEDULED, request.num_cached_tokens, cache_miss)
         self._groups.on_place(request)

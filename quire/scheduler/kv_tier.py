@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from quire.core.cache_info import MissReason
 from quire.core.kv_events import KVEvent
 from quire.core.kv_transfer import ConnectorMessage
 from quire.core.request import Request
@@ -87,6 +88,10 @@ class KVTier:
 
         May be called again, with or without the request being placed in between.
         """
+        return None
+
+    def explain_miss(self, request: Request, num_tokens: int) -> MissReason | None:
+        """Why no more than the first `num_tokens` tokens of a request are loaded from here; None = not known."""
         return None
 
     def update_state_after_alloc(

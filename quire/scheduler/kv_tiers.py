@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.engine_messages import FinishedRequest
 from quire.core.kv_transfer import BlockTransfer, KVTransferMeta
 from quire.core.request import Request, RequestStatus
@@ -31,6 +32,15 @@ from quire.scheduler.request_table import RequestTable
 from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.waiting import Blocked, WaitReason
+
+_SURE = frozenset((MissReason.LOAD_FAILED, MissReason.SLOWER_TO_LOAD, MissReason.BEING_STORED, MissReason.EVICTED))
+_LIKELY = _SURE | {MissReason.OTHER_DIGEST, MissReason.TIER_DOWN}
+_WAS_HERE = _LIKELY | {MissReason.NOT_IN_TIER}
+TIERS_EXPLAIN = {
+    MissReason.COLD: _LIKELY, MissReason.EVICTED: _WAS_HERE, MissReason.CACHE_RESET: _WAS_HERE,
+    MissReason.NO_CHECKPOINT: _SURE, MissReason.DIFFERENT_TOKEN: _SURE, MissReason.TEMPLATE_CHANGED: _SURE,
+}  # fmt: skip
+"""What tiers may say in place of what the cache says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ class KVTiers(RequestGroup):
         self._in_flight: dict[int, _InFlight] = {}
         self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
         self._loaded: dict[int, CachedPrefix] = {}
-        self._refused: set[int] = set()  # handles of requests that are computed, whatever tiers have of them
+        self._refused: dict[int, MissReason] = {}  # by handle, requests that are computed whatever tiers have, and why
         self._loads: list[BlockTransfer] = []  # of the next message
         self._saves: list[BlockTransfer] = []
         self._num_transfers = 0
@@ -88,6 +98,11 @@ class KVTiers(RequestGroup):
     def is_waiting(self) -> bool:
         """Whether the worker needs a message even where nothing computes."""
         return bool(self._in_flight) or self._is_pending or any(tier.has_pending_work() for tier in self._tiers)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether there are any beside the swap space."""
+        return len(self._tiers) > 0
 
     @property
     def names(self) -> str:
@@ -106,7 +121,7 @@ class KVTiers(RequestGroup):
         transfer_id = self._loading.get(request.handle)
         if transfer_id is not None and self._tier_of(transfer_id).is_overdue(request):
             del self._loading[request.handle]
-            self._refused.add(request.handle)
+            self._refused[request.handle] = MissReason.LOAD_FAILED
             if self._tier_of(transfer_id).fails_requests:
                 self.lost.append(request.handle)
         if request.handle in self.lost:
@@ -152,6 +167,24 @@ class KVTiers(RequestGroup):
         num_blocks = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
         num_tokens = num_blocks * self._kv.block_size
         return dataclasses.replace(hit, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
+
+    def explain_miss(self, request: Request, prefix: CachedPrefix, miss: CacheMiss | None) -> CacheMiss | None:
+        """Why no more of a request that is placed was cached or loaded; `miss` is what the cache says.
+
+        Of the block that is missing the cache says most where another one is there that differs.
+        """
+        usable = (len(request.token_ids) - 1) // self._kv.block_size
+        if not self._tiers or prefix.num_tokens >= usable * self._kv.block_size:
+            return miss
+        if miss is None and prefix.is_loaded:
+            miss = CacheMiss(MissReason.COLD, prefix.num_tokens)
+        if miss is None or miss.reason not in TIERS_EXPLAIN:
+            return miss
+        reasons = [tier.explain_miss(request, prefix.num_tokens) for tier in self._tiers]
+        found = self._refused.get(request.handle) or next((one for one in reasons if one is not None), None)
+        if found is None or found not in TIERS_EXPLAIN[miss.reason]:
+            return miss
+        return dataclasses.replace(miss, reason=found, position=prefix.num_tokens)
 
     def begin_load(self, candidate: Candidate) -> Blocked:
         """Give blocks to an asynchronous load, for which its request waits."""
@@ -215,10 +248,12 @@ class KVTiers(RequestGroup):
         self._let_go_loaded(request.handle)
         self._loading.pop(request.handle, None)
         self._prompts.pop(request.handle, None)
-        self._refused.discard(request.handle)
+        self._refused.pop(request.handle, None)
         may_keep = request.status is not RequestStatus.FINISHED_ERROR and not request.message.sampling_params.no_store
         is_loading = any(one.fills_row and one.request is request for one in self._in_flight.values())
         if request.row >= 0 and may_keep and not is_loading and self._tiers:  # a load may still fail
+            num_computed = int(self._table.num_computed_tokens[request.row])
+            request.token_ids = np.array(self._table.token_ids[request.row, :num_computed])  # its row is about to go
             self._save(request)
         else:
             for tier in self._tiers:
@@ -242,7 +277,6 @@ class KVTiers(RequestGroup):
     def _named_blocks(self, request: Request) -> tuple[list[bytes], np.ndarray]:
         """Names and numbers of the full blocks of a request on a row, of all groups, in the order of its tokens."""
         num_computed = int(self._table.num_computed_tokens[request.row])
-        request.token_ids = np.array(self._table.token_ids[request.row, :num_computed])  # its row is about to go
         names = self._kv.name_blocks(request, request.token_ids)
         by_group = self._kv.blocks_to_store(request.row, num_computed)
         numbers, groups = np.nonzero(by_group.T)
@@ -293,7 +327,7 @@ class KVTiers(RequestGroup):
         handles, num_saves = list(self._loaded), len(saves)
         for handle in handles:
             self._let_go_loaded(handle)
-        self._refused.update(handles)
+        self._refused.update(dict.fromkeys(handles, MissReason.EVICTED))
         for transfer in saves:
             self._end(transfer.transfer_id, is_done=False)
         self._saves = [one for one in self._saves if one.transfer_id in self._in_flight or not one.is_async]
@@ -394,7 +428,7 @@ class KVTiers(RequestGroup):
         if is_awaited:
             del self._loading[ended.handle]
         if not is_done and not ended.is_save:
-            self._refused.add(ended.handle)
+            self._refused[ended.handle] = MissReason.LOAD_FAILED
             if tier.fails_requests and (is_awaited or ended.fills_row):
                 self.lost.append(ended.handle)
         if is_awaited and is_done and ended.blocks is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from quire.core.cache_info import MissReason
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
@@ -76,6 +77,20 @@ class Offloading(KVTier):
             return None
         limit_s = LIMIT_UNKNOWN_S if compute_s is None else max(MIN_LIMIT_S, LIMIT_FACTOR * compute_s)
         return ExternalHit(end, is_async=True, time_limit_s=limit_s)
+
+    def explain_miss(self, request: Request, num_tokens: int) -> MissReason | None:
+        """As `KVTier`."""
+        first, most = num_tokens // self._block_size, (len(request.token_ids) - 1) // self._block_size
+        names = request.block_hashes[:most]
+        if first >= len(names):
+            return None
+        if self._look_up(names, first)[0] > first:
+            return MissReason.SLOWER_TO_LOAD
+        if names[first] in self._storing:
+            return MissReason.BEING_STORED
+        if self._store.is_hung:
+            return MissReason.TIER_DOWN
+        return MissReason.OTHER_DIGEST if self._store.is_of_others(names[first]) else MissReason.NOT_IN_TIER
 
     def _look_up(self, names: Sequence[bytes], first: int) -> tuple[int, int]:
         """Blocks of the longest prefix that is here, of which `first` are cached, and bytes of it on the disk."""

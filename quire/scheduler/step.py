@@ -94,4 +94,6 @@ class Step:
             "swapped_in_bytes": num_bytes(output.swap_ins.target_ids),
             "prefix_cache_queries": plan.num_prefix_queries,
             "prefix_cache_hits": plan.num_prefix_hits,
+            "external_prefix_cache_queries": plan.num_external_queries,
+            "external_prefix_cache_hits": plan.num_external_hits,
         }

@@ -41,6 +41,7 @@ class StepPlan:
         num_preemptions: requests that lost their row to this step.
         num_swap_preemptions: those of them whose blocks went to the swap space.
         num_prefix_queries, num_prefix_hits: tokens looked for, and found, in the prefix cache by first admissions.
+        num_external_queries, num_external_hits: those that are not there, looked for and found in tiers behind it.
         num_promised: blocks that running rows still need for the tokens they have, pool for pool; None = not counted.
         blocked: the last refusal of admission, which says why requests wait; None = all that there were came in.
         rows: [num_reqs] intp; those of the message, once there is one.
@@ -56,6 +57,8 @@ class StepPlan:
         self.num_swap_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
+        self.num_external_queries = 0
+        self.num_external_hits = 0
         self.num_promised: PoolCounts | None = None
         self.blocked: Blocked | None = None
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int32)

@@ -54,6 +54,11 @@ class Core:
         while self.core.has_unfinished_requests():
             outputs += [one for one in [self.core.step()] if one is not None]
         assert self.core.reset_prefix_cache(), "a block is lost"
+        self.miss = next((event.cache_miss for one in outputs for event in one.events if event.cache_miss), None)
+        stats = [one.stats for one in outputs]
+        self.external = tuple(
+            sum(getattr(one, f"external_prefix_cache_{name}") for one in stats) for name in ("queries", "hits")
+        )
         self.faults.update(kind for one in outputs if one.stats.offload for kind in one.stats.offload.faults)
         logprobs = [one.logprobs.logprobs.tobytes() for one in outputs if one.logprobs is not None]
         return [token for one in outputs for token in one.new_token_ids], logprobs, self.num_computed - before
@@ -92,6 +97,7 @@ def test_after_a_restart_and_in_a_second_process_the_prefix_is_loaded_and_gives_
     assert num_computed == NUM_COMPUTED
     for core in (first, start(attention_backend=backend)):
         assert core.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+        assert core.miss is None and core.external == (NUM_PROMPT_TOKENS, NUM_FULL)
 
 
 @pytest.mark.parametrize("kv_disk", [False, True], ids=["alone", "before a disk"])
@@ -140,6 +146,7 @@ def test_other_weights_layouts_and_salts_are_never_read(start):
     ):
         other = start(**settings)
         assert other.answer(0)[2] == computed, settings
+        assert str(other.miss.reason) == "other_digest", settings
         assert other.answer(1)[2] == computed - NUM_FULL, settings
 
 
@@ -168,6 +175,7 @@ def test_whatever_happened_to_the_files_the_answer_is_the_same(start, tmp_path):
         path.write_bytes(data if number % 2 else data[: len(data) // 2])
     again = start()
     assert again.answer(0) == (tokens, logprobs, NUM_COMPUTED)
+    assert str(again.miss.reason) == "load_failed"
     assert again.answer(1) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL), "what was damaged is stored anew"
     assert "wrong_size" in again.faults
 

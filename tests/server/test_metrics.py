@@ -24,8 +24,9 @@ from tests.server.test_protocol import CHAT, HELLO, events, post
 
 NAMES = [
     "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
-    "cache_config_info", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens",
-    "generation_tokens", "prompt_tokens_by_source", "prompt_tokens_cached", "request_success",
+    "cache_config_info", "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries",
+    "external_prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
+    "prompt_tokens_by_source", "prompt_tokens_cached", "request_success",
     "admission_rejections", "request_prompt_tokens", "request_generation_tokens",
     "request_max_num_generation_tokens", "request_params_max_tokens", "request_prefill_kv_computed_tokens",
     "iteration_tokens_total", "request_params_n", "request_num_preemptions", "time_to_first_token_seconds",
@@ -182,6 +183,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
                 num_new_tokens=tokens, num_scheduled_tokens=2 * tokens, num_preemptions=1, prefix_cache_queries=64,
                 prefix_cache_hits=32, num_swap_preemptions=tokens // 30 % 2, swapped_out_bytes=100, swapped_in_bytes=10,
                 kv_event_batches_dropped=2, kv_connector={"loaded_blocks": 4},
+                external_prefix_cache_queries=32, external_prefix_cache_hits=16,
                 misses=[CacheMiss(MissReason.COLD, 0), CacheMiss(MissReason.COLD, 0, MissReason.OTHER_SALT)],
             )  # fmt: skip
         page = httpx.get(server.url + "/metrics").text
@@ -190,6 +192,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
     tokens = sum(n * max_tokens for _, n, max_tokens in ended)
     expected = {
         "prefix_cache_queries_total": 3 * 64, "prefix_cache_hits_total": 3 * 32, "num_preemptions_total": 3,
+        "external_prefix_cache_queries_total": 3 * 32, "external_prefix_cache_hits_total": 3 * 16,
         "generation_tokens_total": 331, "iteration_tokens_total_count": 3, "iteration_tokens_total_sum": 662,
         "preemptions_total swap": 1, "preemptions_total recompute": 2,
         "swapped_bytes_total out": 300, "swapped_bytes_total in": 30, "kv_event_batches_dropped_total": 6,

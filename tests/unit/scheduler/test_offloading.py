@@ -29,6 +29,7 @@ class PretendedStore(BlockStore):
         self.num_waiting = 0
         self.times: list[tuple[int, float]] = []
         self.given_up = 0
+        self.has_others = False
         self.counts = OffloadCounts()
 
     def start(self, memory: BlockMemory) -> None: ...
@@ -44,7 +45,10 @@ class PretendedStore(BlockStore):
 
     def submit_store(self, job_id: int, keys: Sequence[bytes], block_ids: Sequence[int]) -> None: ...
 
-    copies_at_once = False
+    copies_at_once = is_hung = False
+
+    def is_of_others(self, key: bytes) -> bool:
+        return self.has_others
 
     def copy_now(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> None: ...
 
@@ -159,3 +163,36 @@ def test_stores_are_given_up_where_blocks_are_short():
     engine.step()
     engine.step()
     assert store.given_up
+
+
+def test_the_reason_why_no_more_was_loaded_is_the_first_that_holds(tier, store):
+    request, reasons = make_waiting(), []
+    measure(tier, store, prompt_token_s=0.01, load_s=10.0)
+    reasons.append(tier.explain_miss(request, 8))
+    tier.request_finished(request, NAMES[8:9], NO_IDS)
+    reasons.append(tier.explain_miss(request, 32))
+    tier.transfer_ended(NAMES[8:9], is_save=True, is_done=False)
+    reasons.append(tier.explain_miss(request, 32))
+    store.has_others = True
+    reasons.append(tier.explain_miss(request, 32))
+    store.is_hung = True
+    reasons += [tier.explain_miss(request, 32), tier.explain_miss(request, 36)]
+    assert [str(one) for one in reasons] == [
+        "slower_to_load", "being_stored", "not_in_tier", "other_digest", "tier_down", "None",
+    ]  # fmt: skip
+
+
+def test_a_miss_says_what_the_tier_says_of_it():
+    store = PretendedStore()
+    tier = Offloading(store, make_kv_cache_config(40, BLOCK_SIZE, (FULL,)))
+    engine = Engine(make_scheduler(tier=tier, block_size=BLOCK_SIZE, num_blocks=40))
+    engine.worker.may_be_empty = True
+    engine.add(make_request(0, 30, max_tokens=2))
+    engine.run()
+    store.has_others = True
+    engine.add(make_request(5, 30, max_tokens=2))
+    engine.run()
+    misses = [event.cache_miss for event in engine.events if event.cache_miss is not None]
+    assert [str(miss.reason) for miss in misses] == ["cold", "other_digest"]
+    looked_up = [(one.external_prefix_cache_queries, one.external_prefix_cache_hits) for one in engine.stats]
+    assert sum(queries for queries, _ in looked_up) == 60 and not any(hits for _, hits in looked_up)
