@@ -31,7 +31,7 @@ class DamagedBlockError(QuireError):
     """A file is not the block that its name says."""
 
 
-class BlockFiles:
+class SafetensorsFiles:
     """The files of blocks of one layout.
 
     Args:

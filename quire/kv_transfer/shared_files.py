@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.config.kv_transfer import FIELD
 from quire.errors import ConfigError
-from quire.kv_transfer.block_files import BlockFiles
+from quire.kv_transfer.block_files import SafetensorsFiles
 from quire.kv_transfer.stored_blocks import StoredBlocks
 
 
@@ -16,7 +16,7 @@ class SharedFilesConnector(StoredBlocks):
     quire_contract = 1
     extra_config_keys = ("shared_storage_path",)
 
-    def open_storage(self) -> BlockFiles:
+    def open_storage(self) -> SafetensorsFiles:
         """As `StoredBlocks`."""
         path = self.config.kv_connector_extra_config.get("shared_storage_path")
         if not isinstance(path, str) or not path:
@@ -24,4 +24,4 @@ class SharedFilesConnector(StoredBlocks):
                 f"{FIELD}: {self.config.kv_connector} needs shared_storage_path, a directory",
                 hint='add "kv_connector_extra_config": {"shared_storage_path": "/path"}', field=FIELD,
             )  # fmt: skip
-        return BlockFiles(Path(path).expanduser(), self.layout)
+        return SafetensorsFiles(Path(path).expanduser(), self.layout)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.errors import ConfigError
-from quire.kv_transfer.block_files import BlockFiles, DamagedBlockError
+from quire.kv_transfer.block_files import DamagedBlockError, SafetensorsFiles
 from tests.unit.kv_transfer.test_layout import LAYOUT
 
 NAME, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -18,19 +18,19 @@ SHAPES = [part.shape for part in BLOCK]
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> BlockFiles:
-    files = BlockFiles(tmp_path / "blocks", LAYOUT)
+def files(tmp_path: Path) -> SafetensorsFiles:
+    files = SafetensorsFiles(tmp_path / "blocks", LAYOUT)
     files.store(NAME, BLOCK)
     return files
 
 
-def only(files: BlockFiles) -> Path:
+def only(files: SafetensorsFiles) -> Path:
     (path,) = files.directory.glob("*.safetensors")
     return path
 
 
 def test_a_block_is_read_as_it_was_stored_by_us_and_by_the_safetensors_library(files, tmp_path):
-    again = BlockFiles(tmp_path / "blocks", LAYOUT)
+    again = SafetensorsFiles(tmp_path / "blocks", LAYOUT)
     assert again.num_first([NAME, OTHER, NAME]) == 1
     for part, expected in zip(again.load(NAME, SHAPES), BLOCK, strict=True):
         assert np.array_equal(part, expected)
@@ -75,13 +75,13 @@ def test_a_file_under_the_name_of_another_block_is_noticed(files):
 
 def test_another_layout_has_a_directory_of_its_own_and_none_takes_the_place_of_this_one(files, tmp_path):
     other = dataclasses.replace(LAYOUT, model="cd" * 32)
-    assert BlockFiles(tmp_path / "blocks", other).num_first([NAME]) == 0
+    assert SafetensorsFiles(tmp_path / "blocks", other).num_first([NAME]) == 0
     (files.directory / "layout.json").write_text(other.to_json())
     with pytest.raises(ConfigError, match="have another layout .*model: "):
-        BlockFiles(tmp_path / "blocks", LAYOUT)
+        SafetensorsFiles(tmp_path / "blocks", LAYOUT)
 
 
 def test_a_place_that_is_not_a_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="shared_storage_path=.* cannot be used"):
-        BlockFiles(tmp_path / "file", LAYOUT)
+        SafetensorsFiles(tmp_path / "file", LAYOUT)
