@@ -1,4 +1,4 @@
-"""BlockCipher: blocks in files that nobody without the key can read, change or recognise. Used by `BlockFiles`.
+"""BlockCipher: files that cannot be read, changed unnoticed or recognised without the key. Used by `BlockFiles`.
 
 A payload becomes a nonce of 12 random bytes, the AES-256-GCM of it, and a tag of 16 bytes, which also covers the
 block's name. Random nonces are good for 2^32 blocks under one key (NIST SP 800-38D, section 8.3). Names of files are
