@@ -46,6 +46,7 @@ class OffloadStats:
         load_s, store_s: seconds that loads and stores took, each from its begin to its end.
         num_dropped: blocks that were not stored, as too many waited or the disk was not usable.
         num_evicted, num_evicted_from_host: blocks that were removed from the disk, and from host memory, to make room.
+        num_prefetched: blocks that were read from the disk before they were asked for.
         num_kept_out: times that blocks were there and not loaded, as to compute them takes less time.
         faults: by kind, see `kv_offload.faults`.
     """
@@ -59,6 +60,7 @@ class OffloadStats:
     num_dropped: int = 0
     num_evicted: int = 0
     num_evicted_from_host: int = 0
+    num_prefetched: int = 0
     num_kept_out: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from quire.kv_offload.cipher import OVERHEAD_BYTES, BlockCipher
 from quire.kv_offload.counts import OffloadCounts
 from quire.kv_offload.directory import BlockDirectory
 from quire.kv_offload.disk_index import DiskIndex
-from quire.kv_offload.faults import BlockFault, kind_of
+from quire.kv_offload.faults import BlockFault, FaultKind, kind_of
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
@@ -101,6 +102,24 @@ class BlockFiles:
             self._cipher.open(stored_as, stored, payload)
         with contextlib.suppress(OSError):
             os.utime(path, ns=(used_at_ns, used_at_ns))
+
+    def read_whole(self, key: bytes, most_bytes: int) -> np.ndarray:
+        """The payload of a block of at most `most_bytes`, [num_bytes] uint8; errors as `read`."""
+        size = self._directory.path_of(self._name(key)).stat().st_size - HEADER.size - self._overhead
+        if not 0 < size <= most_bytes:
+            raise BlockFault(FaultKind.WRONG_SIZE, f"{size} bytes of payload, expected at most {most_bytes}")
+        payload = np.empty(size, np.uint8)
+        self.read(key, payload, time.time_ns())
+        return payload
+
+    def expect(self, key: bytes) -> None:
+        """Ask the system to read a file that will be read soon."""
+        file = os.open(self._directory.path_of(self._name(key)), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(file)
 
     def note_fault(self, key: bytes, error: OSError | BlockFault) -> None:
         """Count what went wrong with a block; a damaged file is removed."""

@@ -30,6 +30,11 @@ class HostBlocks:
         """Of all payloads."""
         return self._policy.num_bytes
 
+    @property
+    def budget(self) -> int:
+        """Most bytes."""
+        return self._policy.budget
+
     def get(self, key: bytes) -> np.ndarray | None:
         """[num_bytes] uint8, not to be written; None = it is not here (any longer)."""
         return self._payloads.get(key)

@@ -23,6 +23,7 @@ from quire.kv_offload.faults import BlockFault, FaultKind
 from quire.kv_offload.host_blocks import HostBlocks
 from quire.kv_offload.job import Job, JobState
 from quire.kv_offload.lane import Lane, Note
+from quire.kv_offload.readahead import Readahead
 from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found, Place
 from quire.logger import get_logger
 
@@ -39,6 +40,10 @@ FIRST_SCAN_S = 10.0
 JOIN_S = 0.1
 """Between two looks whether the disk still answers, while the end waits for it."""
 NUM_LOADERS = 2
+MAX_PREFETCHING = 1024
+"""Blocks that may wait to be prefetched; more are not."""
+PREFETCH_SHARE = 0.25
+"""Of the host memory, what one request may have prefetched."""
 STORE_NICENESS = 10
 """Of threads that write: steps go first."""
 NOTHING = FinishedJobs()
@@ -84,6 +89,8 @@ class OffloadStore(BlockStore):
         self._to_store: SimpleQueue[Job | None] = SimpleQueue()
         self._to_load: SimpleQueue[Job | None] = SimpleQueue()
         self._to_write: SimpleQueue[_Behind | None] = SimpleQueue()
+        self._to_prefetch: SimpleQueue[bytes | None] = SimpleQueue()
+        self._readahead = Readahead()
         self._lanes, self._disk_lanes = self._make_lanes()
 
     def _make_lanes(self) -> tuple[list[Lane[Any]], list[Lane[Any]]]:
@@ -97,6 +104,8 @@ class OffloadStore(BlockStore):
         disk: list[Lane[Any]] = [
             Lane(f"kv-load-{number}", self._to_load, self._load, self._fail, clock) for number in range(NUM_LOADERS)
         ]
+        prefetch = self._prefetch
+        disk.append(Lane("kv-prefetch", self._to_prefetch, prefetch, _forget, clock, niceness=STORE_NICENESS))
         if self._host is None:
             return [storing, *disk], [storing, *disk]
         write = self._write_behind
@@ -153,6 +162,11 @@ class OffloadStore(BlockStore):
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """As `BlockStore`; the first block is the last to go, as the others are of no use without it."""
+        if self._files is not None:
+            self._readahead.learn(keys)
+        self._touch(keys)
+
+    def _touch(self, keys: Sequence[bytes]) -> None:
         for part in (self._host, self._files):
             if part is not None:
                 part.touch(keys)
@@ -203,6 +217,17 @@ class OffloadStore(BlockStore):
         for _ in range(NUM_LOADERS if on_disk else 0):
             self._to_load.put(job)
 
+    def prefetch(self, keys: Sequence[bytes]) -> None:
+        """As `BlockStore`; without host memory the system is asked to read the files."""
+        files = self._files
+        if files is None or self._is_disk_off():
+            return
+        most = MAX_PREFETCHING - self._to_prefetch.qsize()
+        if self._host is not None and self._memory is not None:
+            most = min(most, int(self._host.budget * PREFETCH_SHARE) // self._memory.num_block_bytes)
+        for key in keys[: max(0, most)]:
+            self._to_prefetch.put(key)
+
     def get_finished(self) -> FinishedJobs:
         """As `BlockStore`."""
         if not self._live:
@@ -233,6 +258,8 @@ class OffloadStore(BlockStore):
                 self._counts.add(load_s=seconds)
             if job.bytes_on_disk:
                 self._load_times.append((job.bytes_on_disk, seconds))
+            if not job.is_store and self._files is not None:
+                self.prefetch(self._readahead.propose(job.keys, lambda key: self.places([key])[0] != Place.DISK))
 
     def give_up_stores(self) -> None:
         """As `BlockStore`."""
@@ -273,6 +300,7 @@ class OffloadStore(BlockStore):
         for _ in range(NUM_LOADERS):
             self._to_load.put(None)
         self._to_store.put(None)
+        self._to_prefetch.put(None)
         for lane in self._lanes:
             if lane is self._lanes[-1]:
                 self._to_write.put(None)  # behind what the lanes before it have left to be written
@@ -372,9 +400,26 @@ class OffloadStore(BlockStore):
             self._counts.add(num_loaded=1, loaded_bytes=len(payload))
             self._note_block(job)
 
+    def _prefetch(self, key: bytes, note: Note) -> None:
+        """Read a block from the disk to host memory, or let the system read it."""
+        files, host = self._ready_files(), self._host
+        if self._closing.is_set() or (host is not None and key in host):
+            return
+        note()
+        try:
+            if host is None:
+                files.expect(key)
+            else:
+                payload = files.read_whole(key, self._ready_memory().num_block_bytes)
+                self._counts.add(num_evicted_from_host=host.put(key, payload))
+            self._counts.add(num_prefetched=1)
+        except (OSError, BlockFault) as error:
+            files.note_fault(key, error)
+            files.forget([key])
+
     def _note_block(self, job: Job) -> None:
         if job.note_block(self._clock()):
-            self.touch(job.keys)
+            self._touch(job.keys)
 
     def _end_by_fault(self, job: Job, number: int, error: OSError | BlockFault) -> None:
         """A block could not be read or written: its job has failed.
@@ -413,3 +458,7 @@ class OffloadStore(BlockStore):
     def _ready_files(self) -> BlockFiles:
         assert self._files is not None, "what is on a disk has one"
         return self._files
+
+
+def _forget(key: bytes) -> None:
+    """No request waits for a block that was to be prefetched."""

@@ -114,6 +114,10 @@ class BlockStore(ABC):
         """
 
     @abstractmethod
+    def prefetch(self, keys: Sequence[bytes]) -> None:
+        """Bring blocks nearer that will be loaded soon: from the disk to host memory, where there is any."""
+
+    @abstractmethod
     def get_finished(self) -> FinishedJobs:
         """Jobs that have ended since the last call, those that are given up included."""
 

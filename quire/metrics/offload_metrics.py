@@ -14,6 +14,7 @@ COUNTERS = {
     "load_s": ("kv_offload_load_seconds", "Seconds from the begin of each load to its end."),
     "store_s": ("kv_offload_store_seconds", "Seconds from the begin of each store until its blocks were free."),
     "num_dropped": ("kv_offload_dropped_blocks", "Blocks not stored: too many were waiting, or the disk was unusable."),
+    "num_prefetched": ("kv_offload_prefetched_blocks", "Blocks read from disk before a request needed them."),
     "num_kept_out": ("kv_offload_loads_skipped", "Loads left out because computing the blocks takes less time."),
 }
 """Field of `OffloadStats` -> name after the prefix, and meaning."""

@@ -90,6 +90,9 @@ class KVTier:
         """
         return None
 
+    def prefetch(self, request: Request, num_computed_tokens: int) -> None:
+        """A request waits, of which the cache has `num_computed_tokens`; its blocks may be brought nearer meanwhile."""
+
     def explain_miss(self, request: Request, num_tokens: int) -> MissReason | None:
         """Why no more than the first `num_tokens` tokens of a request are loaded from here; None = not known."""
         return None

@@ -33,6 +33,8 @@ from quire.scheduler.step_plan import StepPlan
 from quire.scheduler.swapping import Swapping
 from quire.scheduler.waiting import Blocked, WaitReason
 
+MAX_PREFETCHED = 4
+"""Waiting requests whose blocks are looked for after one step."""
 _SURE = frozenset((MissReason.LOAD_FAILED, MissReason.SLOWER_TO_LOAD, MissReason.BEING_STORED, MissReason.EVICTED))
 _LIKELY = _SURE | {MissReason.OTHER_DIGEST, MissReason.TIER_DOWN}
 _WAS_HERE = _LIKELY | {MissReason.NOT_IN_TIER}
@@ -85,6 +87,7 @@ class KVTiers(RequestGroup):
         self._loading: dict[int, int] = {}  # handle -> transfer, of requests that wait for it
         self._loaded: dict[int, CachedPrefix] = {}
         self._refused: dict[int, MissReason] = {}  # by handle, requests that are computed whatever tiers have, and why
+        self._arrived: list[Request] = []  # not looked at yet, whether they have to wait
         self._loads: list[BlockTransfer] = []  # of the next message
         self._saves: list[BlockTransfer] = []
         self._num_transfers = 0
@@ -115,6 +118,8 @@ class KVTiers(RequestGroup):
         """The tier may look for its blocks."""
         for tier in self._tiers:
             tier.request_arrived(request)
+        if self._tiers:
+            self._arrived.append(request)
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
         """It waits while its blocks are being loaded, or those of a sibling that has a row: such a load may fail."""
@@ -167,6 +172,18 @@ class KVTiers(RequestGroup):
         num_blocks = min(hit.num_tokens, len(request.token_ids) - 1) // self._kv.block_size  # one token is computed
         num_tokens = num_blocks * self._kv.block_size
         return dataclasses.replace(hit, num_tokens=num_tokens) if num_tokens > prefix.num_tokens else None
+
+    def _prefetch_waiting(self) -> None:
+        """Requests that still wait after a step: tiers may bring their blocks nearer."""
+        due, self._arrived = self._arrived[:MAX_PREFETCHED], self._arrived[MAX_PREFETCHED:]
+        for request in due:
+            is_waiting = request.row < 0 and request.status is RequestStatus.WAITING
+            is_known = request.handle in self._loading or request.handle in self._loaded
+            if is_waiting and not is_known and request.may_read_prefix_cache:
+                num_computed = self._kv.get_computed_blocks(request).num_tokens
+                self._kv.name_blocks(request, request.token_ids)
+                for tier in self._tiers:
+                    tier.prefetch(request, num_computed)
 
     def explain_miss(self, request: Request, prefix: CachedPrefix, miss: CacheMiss | None) -> CacheMiss | None:
         """Why no more of a request that is placed was cached or loaded; `miss` is what the cache says.
@@ -404,6 +421,8 @@ class KVTiers(RequestGroup):
             tier.update_from_output(scheduled, output, seconds)
         if self._prompts:
             self._save_prompts()
+        if self._arrived:
+            self._prefetch_waiting()
         if self._recorder is not None and self._messenger is not None:
             self._recorder.add(self._messenger.take_events())
         if not self._in_flight:

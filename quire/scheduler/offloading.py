@@ -78,6 +78,24 @@ class Offloading(KVTier):
         limit_s = LIMIT_UNKNOWN_S if compute_s is None else max(MIN_LIMIT_S, LIMIT_FACTOR * compute_s)
         return ExternalHit(end, is_async=True, time_limit_s=limit_s)
 
+    def prefetch(self, request: Request, num_computed_tokens: int) -> None:
+        """As `KVTier`: what would be loaded from the disk is read to host memory."""
+        first, most = num_computed_tokens // self._block_size, (len(request.token_ids) - 1) // self._block_size
+        names = request.block_hashes[:most]
+        end, bytes_on_disk = self._look_up(names, first) if len(names) > first else (first, 0)
+        if not bytes_on_disk:
+            return
+        compute_s = self._prompts.estimate_recompute_s(num_computed_tokens, end * self._block_size)
+        if self._is_slower(bytes_on_disk, compute_s):
+            return
+        starts = [max(first, spec.first_block_needed(end)) for spec in self._specs]
+        keys = [
+            group_name(names[number], group)
+            for number in range(first, end) for group, start in enumerate(starts) if number >= start
+        ]  # fmt: skip
+        places = self._store.places(keys)
+        self._store.prefetch([keys[i] for i in np.flatnonzero(places == Place.DISK).tolist()])
+
     def explain_miss(self, request: Request, num_tokens: int) -> MissReason | None:
         """As `KVTier`."""
         first, most = num_tokens // self._block_size, (len(request.token_ids) - 1) // self._block_size

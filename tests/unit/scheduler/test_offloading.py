@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -25,21 +25,24 @@ class PretendedStore(BlockStore):
 
     def __init__(self, num_here: int = 0) -> None:
         self.num_here = num_here
+        self.here: Callable[[Sequence[bytes]], Sequence[bytes]] = lambda keys: NAMES[: self.num_here]
         self.is_on_disk = True
         self.num_waiting = 0
         self.times: list[tuple[int, float]] = []
         self.given_up = 0
         self.has_others = False
+        self.prefetched: list[list[bytes]] = []
         self.counts = OffloadCounts()
 
     def start(self, memory: BlockMemory) -> None: ...
 
     def lookup(self, keys: Sequence[bytes], first: int = 0) -> Found:
-        num_blocks = max(0, min(self.num_here, len(keys)) - first)
+        num_blocks = max(0, min(len(self.here(keys)), len(keys)) - first)
         return Found(num_blocks, num_blocks if self.is_on_disk else 0)
 
     def places(self, keys: Sequence[bytes]) -> np.ndarray:
-        return np.array([Place.DISK if key in NAMES[: self.num_here] else Place.NOWHERE for key in keys], np.uint8)
+        here = self.here(keys)
+        return np.array([Place.DISK if key in here else Place.NOWHERE for key in keys], np.uint8)
 
     def touch(self, keys: Sequence[bytes]) -> None: ...
 
@@ -53,6 +56,9 @@ class PretendedStore(BlockStore):
     def copy_now(self, keys: Sequence[bytes], block_ids: Sequence[int]) -> None: ...
 
     def submit_load(self, *args: object) -> None: ...
+
+    def prefetch(self, keys: Sequence[bytes]) -> None:
+        self.prefetched.append(list(keys))
 
     def get_finished(self) -> FinishedJobs:
         return FinishedJobs()
@@ -196,3 +202,23 @@ def test_a_miss_says_what_the_tier_says_of_it():
     assert [str(miss.reason) for miss in misses] == ["cold", "other_digest"]
     looked_up = [(one.external_prefix_cache_queries, one.external_prefix_cache_hits) for one in engine.stats]
     assert sum(queries for queries, _ in looked_up) == 60 and not any(hits for _, hits in looked_up)
+
+
+def test_only_a_request_that_has_to_wait_has_its_blocks_prefetched(store):
+    tier = Offloading(store, make_kv_cache_config(40, BLOCK_SIZE, (FULL,)))
+    engine = Engine(make_scheduler(tier=tier, block_size=BLOCK_SIZE, num_blocks=40, max_num_seqs=1))
+    engine.worker.may_be_empty = True
+    store.num_here = 0
+    engine.add(make_request(1, 14, max_tokens=6))
+    engine.step()
+    engine.step()
+    assert not store.prefetched, "it was placed at once"
+    engine.add(make_request(2, 14))
+    store.here = lambda keys: keys
+    engine.step()
+    assert [len(keys) for keys in store.prefetched] == [3], "of 14 tokens one is computed, with its block"
+    engine.step()
+    assert len(store.prefetched) == 1, "once"
+    measure(tier, store, prompt_token_s=0.0001, load_s=10.0)
+    tier.prefetch(make_waiting(), 0)
+    assert len(store.prefetched) == 1, "not what is slower than computing"
