@@ -192,6 +192,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
     tokens = sum(n * max_tokens for _, n, max_tokens in ended)
     expected = {
         "prefix_cache_queries_total": 3 * 64, "prefix_cache_hits_total": 3 * 32, "num_preemptions_total": 3,
+        "gpu_prefix_cache_queries_total": 3 * 64, "gpu_prefix_cache_hits_total": 3 * 32,
         "external_prefix_cache_queries_total": 3 * 32, "external_prefix_cache_hits_total": 3 * 16,
         "generation_tokens_total": 331, "iteration_tokens_total_count": 3, "iteration_tokens_total_sum": 662,
         "preemptions_total swap": 1, "preemptions_total recompute": 2,
