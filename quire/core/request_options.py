@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from quire.core.tenancy import NO_TENANT, TenantShare
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """How far an answer was on another replica: its tokens, and the key of its random numbers."""
+
+    output_token_ids: tuple[int, ...]
+    seed: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """Options of one request; checked by `FrontEnd.prepare`.
@@ -21,6 +29,7 @@ class RequestOptions:
         queue_timeout: seconds that it may wait without ever running; 0 = any, None = as the settings say.
         cache_salt: requests share cached blocks only with requests of the same salt; None = that of the prompt, if any.
         add_special_tokens: write what the tokenizer puts around a text.
+        resumed: the answer goes on from a snapshot (`core.request_snapshot`); None = it begins.
         data_parallel_rank: the replica that runs it, as long as that is there; None = the best.
     """
 
@@ -30,6 +39,7 @@ class RequestOptions:
     cache_salt: str | None = None
     add_special_tokens: bool = True
     data_parallel_rank: int | None = None
+    resumed: Resumed | None = None
 
 
 DEFAULT_OPTIONS = RequestOptions()

@@ -427,6 +427,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         if params is not None and not isinstance(params, dict):
             raise wrong_type(KV_TRANSFER_PARAMS, params, "an object")
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether an answer can be continued from its tokens alone."""
+        return self.n == 1 and self.beam_search is None and self.logprobs is None and self.prompt_logprobs is None
+
     def check_transfer_params(self, *, has_connector: bool) -> None:
         """Refuse parameters for a KV connector where there is none.
 

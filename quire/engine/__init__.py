@@ -8,7 +8,7 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
     several cores      data_parallel
     requests in        input_processor, parallel_sampling, beam_search, seeds, generation_defaults
     outputs            output_processor, request_state, detokenizer, stop_strings, logprobs, output_stream
-    front ends         front_end, llm_engine, async_llm, protocol
+    front ends         front_end, llm_engine, async_llm, protocol, snapshots
     built by           config_lookup, factory, front_factory, mp_factory, parts, named_plugins, vllm_environment,
                        shipped_drafters
     figures and events  stat_logger, stat_loggers, offline_metrics, speculation_reports, kv_event_publisher,

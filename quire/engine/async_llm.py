@@ -18,6 +18,7 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, Fin
 from quire.core.live_state import EngineState
 from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from quire.core.request_snapshot import RequestSnapshot
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
@@ -30,6 +31,7 @@ from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
+from quire.engine.snapshots import continued, take_snapshot
 from quire.engine.stat_logger import INTERVAL_S, StatLogger
 from quire.engine.stat_loggers import StatLoggers
 from quire.engine.supervisor import Supervisor
@@ -186,7 +188,24 @@ class AsyncLLM(EngineClient):
             priority=priority, tenant=tenant, queue_timeout=queue_timeout, cache_salt=cache_salt,
             add_special_tokens=add_special_tokens, data_parallel_rank=data_parallel_rank,
         )  # fmt: skip
-        stream = await self.open_stream(prompt, sampling_params, request_id, options)
+        async for output in self._outputs(await self.open_stream(prompt, sampling_params, request_id, options)):
+            yield output
+
+    def snapshot(self, request_id: str) -> RequestSnapshot:
+        """As `Migratable`."""
+        handles = self._front.handles_of([request_id])
+        handle = handles[0] if len(handles) == 1 else -1
+        state = self._front.state_of(handle)
+        return take_snapshot(self.config, request_id, self._supervisor.message_of(handle), state)
+
+    async def resume(self, snapshot: RequestSnapshot, request_id: str) -> AsyncIterator[RequestOutput]:
+        """As `Migratable`."""
+        prompt, options = continued(self.config, snapshot)
+        stream = await self.open_stream(prompt, snapshot.sampling_params, request_id, options)
+        async for output in self._outputs(stream):
+            yield output
+
+    async def _outputs(self, stream: OutputStream) -> AsyncIterator[RequestOutput]:
         try:
             finished = False
             while not finished:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from quire.core.engine_messages import (
     MAX_PRIORITY,
     MAX_QUEUE_TIMEOUT_S,
@@ -20,7 +22,7 @@ from quire.core.engine_messages import (
     FinishReason,
 )
 from quire.core.outputs import RequestOutput
-from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions, Resumed
 from quire.core.sampling_params import SamplingParams
 from quire.core.tenancy import check_share
 from quire.engine.input_processor import PreparedRequest
@@ -111,7 +113,33 @@ class FrontEnd:
         handles = [next(self._handles) for _ in range(params.n)]
         seed = self.config.model.seed
         messages = make_children(prepared, request_id, handles, seed, options, arrival)
-        return Submission(self._make_group(request_id, prepared, messages, arrival), messages)
+        if options.resumed is None:
+            return Submission(self._make_group(request_id, prepared, messages, arrival), messages)
+        self._check_resumed(prepared, options.resumed)
+        output = np.array(options.resumed.output_token_ids, dtype=np.int32)
+        messages = [replace(messages[0], seed=options.resumed.seed, output_token_ids=output if len(output) else None)]
+        group = self._make_group(request_id, prepared, messages, arrival)
+        group.states[0].resume(output.tolist())
+        return Submission(group, messages)
+
+    def _check_resumed(self, prepared: PreparedRequest, resumed: Resumed) -> None:
+        """Refuse what cannot be continued; raises `ValidationError`."""
+        params, output = prepared.params, resumed.output_token_ids
+        problem, vocab_size = "", self.config.arch.vocab_size if self.config.arch is not None else 0
+        if params.n != 1 or params.beam_search is not None:
+            problem = "it has several answers"
+        elif params.logprobs is not None or params.prompt_logprobs is not None:
+            problem = "it has log-probabilities, of which those before it are lost"
+        elif len(output) >= (params.max_tokens or 0):
+            problem = f"its answer has {len(output)} tokens, and may have {params.max_tokens}"
+        elif any(not 0 <= token < vocab_size for token in output):
+            problem = f"a token is not in the vocabulary of {vocab_size}"
+        elif not 0 <= resumed.seed < 1 << 64:
+            problem = "its seed is not a number of 64 bits"
+        if problem:
+            raise ValidationError(
+                f"snapshot cannot be continued: {problem}", hint="send what a replica gave", field="snapshot"
+            )
 
     def check_name(self, request_id: str, options: RequestOptions) -> None:
         """Refuse a name that is in use, or a priority or tenant that means nothing; raises `ValidationError`."""

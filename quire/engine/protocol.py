@@ -5,13 +5,15 @@ Called by the HTTP layer, which knows no more of the engine than this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.live_state import EngineState
+from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
+from quire.core.request_snapshot import RequestSnapshot
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults
 from quire.engine.output_stream import OutputStream
@@ -38,6 +40,20 @@ class Scalable(Protocol):
 
     async def restart_replicas(self, drain_timeout_s: float = 30.0) -> None:
         """Restart all, one by one; each has so many seconds to finish what it runs."""
+
+
+@runtime_checkable
+class Migratable(Protocol):
+    """An engine whose requests can go on elsewhere, and that goes on with those of others."""
+
+    def snapshot(self, request_id: str) -> RequestSnapshot:
+        """A running request and how far it is; raises `ValidationError` where there is none that can be continued."""
+
+    def resume(self, snapshot: RequestSnapshot, request_id: str) -> AsyncIterator[RequestOutput]:
+        """Outputs of the rest of a request that began elsewhere, as `AsyncLLM.generate`; errors as that.
+
+        Outputs with all text so far have what came before, too. Raises `ValidationError` where it cannot be continued.
+        """
 
 
 class EngineClient(Protocol):

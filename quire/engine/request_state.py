@@ -20,6 +20,7 @@ from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import EventKind, RequestEvent, RequestStateStats, merged_stats
 from quire.engine.detokenizer import Detokenizer
 from quire.engine.logprobs import LogprobLine, LogprobsCollector
+from quire.errors import ValidationError
 from quire.tokenization.tokenizer import Tokenizer
 
 
@@ -156,6 +157,24 @@ class RequestState:
         self.stats.num_restarts += 1
         if not self.token_ids:
             self.logprobs.clear_prompt()
+
+    def resume(self, token_ids: list[int]) -> None:
+        """The answer begins with these tokens, which another engine put out: their text is not new.
+
+        Raises:
+            ValidationError: they end it.
+        """
+        self.token_ids = list(token_ids)
+        self._decode(None)
+        if self.finish_reason is not None:
+            raise ValidationError(
+                "snapshot cannot be continued: a stop string has ended it", hint="send what a replica gave",
+                field="snapshot",
+            )  # fmt: skip
+        self._num_taken = len(self.token_ids)
+        if self.token_ids:
+            self.detokenizer.take(delta=True)
+        self.stats.num_generation_tokens = len(self.token_ids)
 
     def end(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """The answer has ended; what is left of its text becomes visible."""

@@ -161,6 +161,11 @@ class Supervisor:
             live.deadline_s = time.monotonic() + message.queue_timeout_s
         self._send(live)
 
+    def message_of(self, handle: int) -> EngineCoreRequest | None:
+        """The message of a request that has not ended."""
+        live = self._live.get(handle)
+        return None if live is None else live.message
+
     def abort_requests(self, handles: Iterable[int]) -> None:
         """Ask for requests to end."""
         wanted = [handle for handle in handles if handle in self._live]

@@ -17,10 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from quire.config.server import ServerConfig
-from quire.engine.protocol import EngineClient
+from quire.engine.protocol import EngineClient, Migratable
 from quire.server.absent import no_such_path
 from quire.server.api.anthropic.errors import MESSAGES_ERRORS
 from quire.server.api.openai.info_routes import InfoRoutes
+from quire.server.api.openai.migration_routes import MigrationRoutes, ResumeRequest, SnapshotRequest
 from quire.server.api.openai.operator_routes import OperatorRoutes, RestartRequest, ScaleRequest
 from quire.server.api.responses.errors import RESPONSES_ERRORS
 from quire.server.api.responses.kept import KeptResponses
@@ -99,6 +100,9 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
         if engine.config.parallel.data_parallel_size > 1:
             routes.add("/scale_elastic_ep", OperatorRoutes(state).scale, body=ScaleRequest)
             routes.add("/restart_replicas", OperatorRoutes(state).restart_replicas, body=RestartRequest)
+        if isinstance(engine, Migratable):
+            routes.add("/snapshot_request", MigrationRoutes(state).snapshot, body=SnapshotRequest)
+            routes.add("/resume_request", MigrationRoutes(state).resume, body=ResumeRequest)
     routes.app.state.server = state
     return routes.app
 

@@ -206,6 +206,7 @@ ADMIN = (
     "/collective_rpc", "/update_weights", "/update_weights_from_tensor", "/update_weights_from_disk", "/sleep",
     "/wake_up",
     "/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas",
+    "/snapshot_request", "/resume_request",
     "/start_profile", "/stop_profile", "/pause", "/resume", "/abort_requests",
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/redoc", "/debug",
     "/fault_tolerance/apply",
@@ -215,7 +216,10 @@ ADMIN = (
 def test_cve_2026_7301_and_cve_2025_10164_there_are_no_routes_that_administer(server):
     for path, method in itertools.product(ADMIN, ("GET", "POST")):
         assert httpx.request(method, server.url + path, json={}, verify=False).status_code == 404, path
-    administers = {"/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas"}
+    administers = {
+        "/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas", "/snapshot_request",
+        "/resume_request",
+    }  # fmt: skip
     assert {path for path in ROUTE_ACCESS if path in ADMIN} == administers
     assert {path for path, access in ROUTE_ACCESS.items() if access is Access.OPERATOR} == administers
 

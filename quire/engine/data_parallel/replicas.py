@@ -176,6 +176,11 @@ class Replicas:
                 field="data_parallel_rank",
             )
 
+    def message_of(self, handle: int) -> EngineCoreRequest | None:
+        """As `Supervisor`."""
+        index = self._placement.replica_of(handle)
+        return None if index is None else self._replicas[index].supervisor.message_of(handle)
+
     def abort_requests(self, handles: Iterable[int]) -> None:
         """Ask for requests to end."""
         by_replica: dict[int, list[int]] = {}

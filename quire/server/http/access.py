@@ -57,6 +57,8 @@ ROUTE_ACCESS = {
     "/reset_prefix_cache": Access.OPERATOR,
     "/server_info": Access.OPERATOR,
     "/scale_elastic_ep": Access.OPERATOR,
+    "/snapshot_request": Access.OPERATOR,
+    "/resume_request": Access.OPERATOR,
     "/restart_replicas": Access.OPERATOR,
 }
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)

@@ -50,7 +50,7 @@ class OperatorRoutes:
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget all cached pages; `success` is false, and nothing done, while any page is in use."""
-        self._require_operator(request)
+        require_operator(request)
         is_done = await self._state.engine.reset_prefix_cache(resets_running(request))
         logger.info("prefix cache: %s", "reset" if is_done else "not reset: KV blocks are in use")
         answer = {"success": is_done} if is_done else {"success": False, "message": IN_USE}
@@ -58,7 +58,7 @@ class OperatorRoutes:
 
     async def scale(self, request: Request) -> Response:
         """Add or remove replicas, as vLLM's route of this name; answers when it is done."""
-        self._require_operator(request)
+        require_operator(request)
         engine = self._state.engine
         body, _ = await self._state.bodies.read_fields(request, SCALE_FIELDS)
         release(request)
@@ -72,7 +72,7 @@ class OperatorRoutes:
 
     async def restart_replicas(self, request: Request) -> Response:
         """Restart the replicas one by one, with what the model's files hold now; answers when it is done."""
-        self._require_operator(request)
+        require_operator(request)
         engine = self._state.engine
         body, _ = await self._state.bodies.read_fields(request, RESTART_FIELDS)
         release(request)
@@ -82,9 +82,11 @@ class OperatorRoutes:
         await engine.restart_replicas(_drain_timeout(body.drain_timeout))
         return Response(msgspec.json.encode({"data_parallel_size": engine.data_parallel_size}), media_type=JSON)
 
-    def _require_operator(self, request: Request) -> None:
-        if not scope_of(request).tenant.is_operator:
-            raise ApiError(FORBIDDEN, "this API key lacks operator rights (operator: true in the key file)")
+
+def require_operator(request: Request) -> None:
+    """Raise `ApiError` unless the request has an operator's key."""
+    if not scope_of(request).tenant.is_operator:
+        raise ApiError(FORBIDDEN, "this API key lacks operator rights (operator: true in the key file)")
 
 
 def _drain_timeout(seconds: float) -> float:
