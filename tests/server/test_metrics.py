@@ -266,7 +266,7 @@ def test_the_reference_has_the_metrics_of_offloaded_blocks():
     OffloadMetrics(registry)
     known = {name: of for name, of in documented().items() if name.startswith("quire:kv_offload_")}
     shown = {name: (kind, labels) for name, kind, labels in families(generate_latest(registry).decode())}
-    assert shown == known and len(known) == 10
+    assert shown == known and len(known) == 11
 
 
 def decided(num_drafted: int, ratio: float) -> SpeculationStats:
