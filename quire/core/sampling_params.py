@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from quire.core.beam_search import BeamSpec
+from quire.core.kv_hints import KV_HINTS, check_kv_hints
 from quire.core.reasoning import ReasoningDelimiters
 from quire.core.sampling_checks import (
     MAX_TOKEN_ID,
@@ -152,7 +153,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         allowed_token_ids: only these can be sampled.
         bad_words: words that are never completed.
         bad_words_token_ids: internal; the token forms of `bad_words`, set by the input processor.
-        extra_args: free values for custom logits processors; `kv_transfer_params`: an object for the KV connector.
+        extra_args: free values for custom logits processors; `kv_transfer_params`: an object for the KV connector;
+            `kv_hints`: advice about the request's blocks (`core.kv_hints`).
         skip_reading_prefix_cache: compute the whole prompt; None = only when prompt logprobs are asked for.
         beam_search: set by `BeamSearchParams`: the `n` completions are the best sequences of a beam search.
         structured_outputs: constraint on the output; `StructuredOutputsParams`, or a dict of its fields.
@@ -426,6 +428,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, repr_omit_defaults=True
         params = self.extra_args.get(KV_TRANSFER_PARAMS)
         if params is not None and not isinstance(params, dict):
             raise wrong_type(KV_TRANSFER_PARAMS, params, "an object")
+        if self.extra_args.get(KV_HINTS) is not None:
+            check_kv_hints(self.extra_args[KV_HINTS])
 
     @property
     def can_resume(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.engine_messages import FinishedRequest
+from quire.core.kv_hints import PREFETCH, SHARE, hinted_actions
 from quire.core.kv_transfer import BlockTransfer, KVTransferMeta
 from quire.core.request import Request, RequestStatus
 from quire.core.runner_output import ModelRunnerOutput
@@ -118,7 +119,9 @@ class KVTiers(RequestGroup):
         """The tier may look for its blocks."""
         for tier in self._tiers:
             tier.request_arrived(request)
-        if self._tiers:
+        if self._tiers and PREFETCH in hinted_actions(request.message.sampling_params.extra_args):
+            self._prefetch(request)
+        elif self._tiers:
             self._arrived.append(request)
 
     def check(self, request: Request, plan: StepPlan) -> Blocked | None:
@@ -179,19 +182,25 @@ class KVTiers(RequestGroup):
         for request in due:
             is_waiting = request.row < 0 and request.status is RequestStatus.WAITING
             is_known = request.handle in self._loading or request.handle in self._loaded
-            if is_waiting and not is_known and request.may_read_prefix_cache:
-                num_computed = self._kv.get_computed_blocks(request).num_tokens
-                self._kv.name_blocks(request, request.token_ids)
-                for tier in self._tiers:
-                    tier.prefetch(request, num_computed)
+            if is_waiting and not is_known:
+                self._prefetch(request)
+
+    def _prefetch(self, request: Request) -> None:
+        if request.may_read_prefix_cache:
+            num_computed = self._kv.get_computed_blocks(request).num_tokens
+            self._kv.name_blocks(request, request.token_ids)
+            for tier in self._tiers:
+                tier.prefetch(request, num_computed)
 
     def explain_miss(self, request: Request, prefix: CachedPrefix, miss: CacheMiss | None) -> CacheMiss | None:
         """Why no more of a request that is placed was cached or loaded; `miss` is what the cache says.
 
         Of the block that is missing the cache says most where another one is there that differs.
         """
+        if not self._tiers:
+            return miss
         usable = (len(request.token_ids) - 1) // self._kv.block_size
-        if not self._tiers or prefix.num_tokens >= usable * self._kv.block_size:
+        if prefix.num_tokens >= usable * self._kv.block_size:
             return miss
         if miss is None and prefix.is_loaded:
             miss = CacheMiss(MissReason.COLD, prefix.num_tokens)
@@ -250,7 +259,9 @@ class KVTiers(RequestGroup):
     def on_place(self, request: Request) -> None:
         """Its row uses what was loaded."""
         self._let_go_loaded(request.handle)
-        if self._tiers and not self._kv.keeps_sequence and not request.message.sampling_params.no_store:
+        params = request.message.sampling_params
+        is_early = not self._kv.keeps_sequence or SHARE in hinted_actions(params.extra_args)
+        if self._tiers and not params.no_store and is_early:
             self._prompts[request.handle] = request
 
     def _let_go_loaded(self, handle: int) -> None:
@@ -276,10 +287,12 @@ class KVTiers(RequestGroup):
             for tier in self._tiers:
                 tier.request_left(request)
 
-    def _save(self, request: Request) -> None:
-        """Save what tiers want of a request, which has a row."""
+    def _save(self, request: Request, *, is_end: bool = True) -> None:
+        """Save what tiers want of a request, which has a row; a connector's are saved at its end alone."""
         keys, block_ids = self._named_blocks(request)
         for number, tier in enumerate(self._tiers):
+            if tier.sends_messages and not is_end:
+                continue
             saved = tier.request_finished(request, keys, block_ids)
             if not saved:
                 continue
@@ -307,7 +320,7 @@ class KVTiers(RequestGroup):
                 del self._prompts[handle]  # it lost its row, and comes again
             elif self._table.num_computed_tokens[request.row] >= request.num_prompt_tokens:
                 del self._prompts[handle]
-                self._save(request)
+                self._save(request, is_end=False)
 
     def request_preempted(self, request: Request, plan: StepPlan) -> bool:
         """A request is about to lose its row: whether the swap space takes its blocks, so that it comes back first.

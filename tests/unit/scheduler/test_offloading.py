@@ -9,7 +9,9 @@ import pytest
 
 from quire.core.request import Request
 from quire.core.runner_output import ModelRunnerOutput
+from quire.core.sampling_params import SamplingParams
 from quire.core.stats import OffloadStats
+from quire.errors import ValidationError
 from quire.kv_offload.counts import OffloadCounts
 from quire.kv_offload.store import BlockMemory, BlockStore, FinishedJobs, Found, Place
 from quire.scheduler.offloading import LIMIT_UNKNOWN_S, MIN_LIMIT_S, RETRY_S, Offloading
@@ -222,3 +224,40 @@ def test_only_a_request_that_has_to_wait_has_its_blocks_prefetched(store):
     measure(tier, store, prompt_token_s=0.0001, load_s=10.0)
     tier.prefetch(make_waiting(), 0)
     assert len(store.prefetched) == 1, "not what is slower than computing"
+
+
+def test_hints_prefetch_at_once_and_share_a_prompt_before_its_request_ends(store):
+    tier = Offloading(store, make_kv_cache_config(40, BLOCK_SIZE, (FULL,)))
+    engine = Engine(make_scheduler(tier=tier, block_size=BLOCK_SIZE, num_blocks=40))
+    engine.worker.may_be_empty = True
+    store.here = lambda keys: keys
+    hints = {"actions": [{"action_type": "prefetch"}]}
+    engine.scheduler.add_request(make_request(1, 14, extra_args={"kv_hints": hints}))
+    assert [len(keys) for keys in store.prefetched] == [3]
+    engine.abort(1)
+    store.here = lambda keys: []
+    hints = {"protocol_version": "1", "message_id": "m", "actions": [{"action_id": "a", "action_type": "share"}]}
+    engine.add(make_request(2, 14, max_tokens=20, extra_args={"kv_hints": hints}))
+    for _ in range(4):
+        engine.step()
+    saves = [one for message in engine.scheduled if message.kv_transfers for one in message.kv_transfers.saves]
+    assert [len(one.keys) for one in saves] == [3] and 2 not in engine.finished
+
+
+@pytest.mark.parametrize(
+    ("hints", "words"),
+    [
+        (5, "an object"),
+        ({}, "actions is not a list"),
+        ({"actions": [{}] * 33}, "at most 32"),
+        ({"actions": [{"action_type": "erase"}]}, r"actions\[0\].action_type='erase' is not one of"),
+        ({"actions": ["pin"]}, r"actions\[0\] is not an object"),
+        ({"actions": [], "more": 1}, "has no key 'more'"),
+        ({"actions": [{"action_type": "pin", "payload": 3}]}, "payload is not an object"),
+        ({"actions": [], "message_id": "x" * 300}, "longer than 256"),
+    ],
+)
+def test_hints_that_are_no_envelope_are_refused_by_name(hints, words):
+    with pytest.raises(ValidationError, match=words) as error:
+        SamplingParams(extra_args={"kv_hints": hints})
+    assert error.value.field == "kv_hints"

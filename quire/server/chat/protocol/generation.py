@@ -11,6 +11,7 @@ import msgspec
 from quire.config.server import LimitsConfig
 from quire.core.beam_search import checked_spec
 from quire.core.engine_messages import MAX_QUEUE_TIMEOUT_S
+from quire.core.kv_hints import KV_HINTS
 from quire.core.sampling_params import KV_TRANSFER_PARAMS, RequestOutputKind, SamplingParams
 from quire.errors import ValidationError
 from quire.server.chat.protocol.fields import SamplingFields, shared
@@ -68,6 +69,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     return_prompt_text: bool | None = None
     response_format: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    kv_hints: dict[str, Any] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
@@ -115,9 +117,9 @@ def sampling_params(
 
 
 def _extra_args(request: GenerationFields) -> dict[str, Any] | None:
-    if not request.kv_transfer_params:
-        return request.vllm_xargs
-    return {**(request.vllm_xargs or {}), KV_TRANSFER_PARAMS: request.kv_transfer_params}
+    given = {KV_TRANSFER_PARAMS: request.kv_transfer_params, KV_HINTS: request.kv_hints}
+    given = {name: value for name, value in given.items() if value}
+    return {**(request.vllm_xargs or {}), **given} if given else request.vllm_xargs
 
 
 def _check_beside_beams(request: GenerationFields, logprobs: int | None) -> None:
@@ -150,6 +152,8 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         raise ValidationError(f"vllm_xargs has more than {MAX_XARGS_BYTES} bytes", field="vllm_xargs")
     if request.kv_transfer_params and len(msgspec.json.encode(request.kv_transfer_params)) > MAX_XARGS_BYTES:
         raise ValidationError(f"kv_transfer_params has more than {MAX_XARGS_BYTES} bytes", field="kv_transfer_params")
+    if request.kv_hints and len(msgspec.json.encode(request.kv_hints)) > MAX_XARGS_BYTES:
+        raise ValidationError(f"kv_hints has more than {MAX_XARGS_BYTES} bytes", field="kv_hints")
     for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
         if not request.use_beam_search and getattr(request, name) not in (None, neutral):
             raise ValidationError(f"{name} needs use_beam_search=true", hint=f"leave out {name}", field=name)
