@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"{one.kind:<6}{one.name}: {one.what}")
             if one.fix:
                 print(f"      fix: {one.fix}")
-        print(f"{len(CHECKS)} checks of the machine and those of the settings: {len(findings) or 'no'} findings")
+        count = "1 finding" if len(findings) == 1 else f"{len(findings) or 'no'} findings"
+        print(f"{len(CHECKS)} checks of the machine and those of the settings: {count}")
     return EXIT_FAILS if any(one.kind == FAILS for one in findings) else 0
 
 

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 DURATIONS_S = (0.1, 0.5, 1.0)
 NO_ROUTE = "none"
-UNCOUNTED = frozenset(("/metrics", "/health", "/live", "/ready", "/load", "/ping", "/version", "/server_info"))
+UNCOUNTED = frozenset((
+    "/metrics", "/health", "/live", "/ready", "/load", "/ping", "/version", "/server_info", "/debug/state",
+))  # fmt: skip
 
 
 class HttpMetrics:

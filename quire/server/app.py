@@ -91,7 +91,7 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     for path in ("/v1/models", "/v1/models/", "/models"):
         routes.add(path, info.models)
     routes.add("/v1/models/{model:path}", info.model)
-    routes.add_debug(lambda: [state], state.parts)
+    routes.add_debug(lambda: [state], state.parts, lambda: state.is_draining)
     root = routes.add_page(info.root, state.parts)
     routes.add_info(root, info.health, info.live, info.ready, info.version, info.load, info.metrics)
     if state.tenants.needs_key:
@@ -130,7 +130,7 @@ def make_pool_app(pool: ModelPool, policy: str) -> Application:
     routes.add("/v1/models/{model:path}", own.model)
     routes.add("/models/load", own.load, ModelName)
     routes.add("/models/unload", own.unload, ModelName)
-    routes.add_debug(pool.loaded_states, pool.parts)
+    routes.add_debug(pool.loaded_states, pool.parts, lambda: pool.is_draining)
     root = routes.add_page(own.root, pool.parts)
     routes.add_info(root, own.health, own.live, own.ready, own.version, own.server_load, own.metrics)
     if pool.parts.tenants.needs_key:
@@ -239,15 +239,18 @@ class Routes:
             self.add("/openapi.json", self._openapi)
             self.add("/docs", _docs)
 
-    def add_debug(self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts) -> None:
+    def add_debug(
+        self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts, is_draining: Callable[[], bool]
+    ) -> None:
         """What operators look at, unless it is off.
 
         Args:
             sources: the models that are served now.
+            is_draining: whether the server is about to end, which ends streams of events.
         """
         if parts.config.http.disable_debug:
             return
-        debug = DebugRoutes(sources, parts)
+        debug = DebugRoutes(sources, parts, is_draining)
         self.add("/debug/state", debug.state)
         self.add("/debug/requests", debug.requests)
         self.add("/debug/config", debug.config)

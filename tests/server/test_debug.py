@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,7 +26,7 @@ from quire.server.debug.planning import Planner, PlanRequest
 from quire.server.debug.state import DebugState
 from quire.server.http.recent_requests import MAX_ENDED, RecentRequests, RequestTimeline
 from quire.server.http.request_scope import RequestScope
-from tests.server.engines import ScriptedEngine
+from tests.server.engines import ScriptedEngine, scripted_config
 from tests.server.servers import RunningServer
 from tests.server.test_protocol import CHAT, HELLO, post
 from tests.unit.scheduler.harness import make_request, make_scheduler
@@ -81,6 +82,15 @@ def test_events_go_on_with_the_points_that_the_viewer_does_not_have(looked_at):
     assert times == sorted(set(times)) and len(times) >= 2, "each point comes once"
     assert states[0].num_viewers == 1 and states[0].interval_s == INTERVAL_S
     looked_at.wait_until(lambda: get(looked_at, "/debug/state")["num_viewers"] == 0)
+
+
+def test_a_server_that_drains_ends_the_streams_of_events():
+    path = "/debug/state?stream=1&interval=0.5"
+    with RunningServer(ScriptedEngine()) as server, httpx.stream("GET", server.url + path) as it:
+        lines = it.iter_lines()
+        assert next(lines) == "event: state"
+        server.state.begin_drain()
+        assert [line for line in lines if line.startswith("event: ")][-1] == "event: end"
 
 
 @pytest.mark.parametrize(
@@ -178,9 +188,15 @@ def test_settings_are_shown_with_their_defaults_and_no_secret(tmp_path):
     keys = tmp_path / "keys.yaml"
     keys.write_text("tenants:\n  ops: {keys: [ops-key-1234], operator: true}\n  red: {keys: [red-key-1234]}\n")
     operator = {"authorization": "Bearer ops-key-1234"}
-    with RunningServer(ScriptedEngine(), api_key_file=str(keys), api_key=("very-secret-key",)) as server:
+    connector = {"kv_connector": "RedisConnector", "kv_connector_extra_config": {"url": "redis://me:hidden1@host"}}
+    resolved = replace(scripted_config(), reasons=(("block_size", "it suits the kernels"),))
+    transfer = replace(resolved.transfer, kv_transfer_config=json.dumps({**connector, "kv_role": "kv_both"}))
+    engine = ScriptedEngine(config=replace(resolved, transfer=transfer))
+    with RunningServer(engine, api_key_file=str(keys), api_key=("very-secret-key",)) as server:
         config = get(server, "/debug/config", headers=operator)
         settings = {one["name"]: one for one in config["models"][0]["settings"]}
+        assert settings["block_size"]["reason"] == "it suits the kernels"
+        assert settings["kv_transfer_config"]["value"] == "(hidden)"
         assert settings["max_num_seqs"]["value"] == 64 and settings["max_num_seqs"]["doc"]
         assert "secret" not in json.dumps(config) and "H100" in config["plan_hardware"]
         for path in PATHS:

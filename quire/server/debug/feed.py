@@ -36,12 +36,19 @@ class StateFeed:
     Args:
         sources: the models that are served now.
         parts: of the server.
+        is_draining: whether the server is about to end.
 
     Attributes:
         num_viewers: event streams that are open.
     """
 
-    def __init__(self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts) -> None:
+    def __init__(
+        self,
+        sources: Callable[[], Sequence[ServerState]],
+        parts: ServerParts,
+        is_draining: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.is_draining = is_draining
         self._sources = sources
         self._parts = parts
         self._started_s = time.monotonic()
@@ -76,11 +83,6 @@ class StateFeed:
     def chunks_of(self, model: str, handle: int) -> Sequence[ChunkRecord]:
         """Parts of a prompt that were computed while someone looked."""
         return self._chunks.get((model, handle), ())
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether the server is about to end."""
-        return any(state.is_draining for state in self._sources())
 
     async def _look(self) -> None:
         try:

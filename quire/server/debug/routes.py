@@ -7,6 +7,7 @@ where the server listens on an address that nothing but this machine reaches.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, settings_as_dict
+from quire.config.build import HIDDEN, SECTIONS, SERVER_SECTIONS, all_settings, settings_as_dict
 from quire.core.live_state import ChunkRecord
 from quire.errors import ValidationError
 from quire.server.chat.reading import release
@@ -34,6 +35,8 @@ MAX_INTERVAL_S = 60.0
 EVENT_STREAM = "text/event-stream"
 MAX_PLAN_BYTES = 4096
 NO_STORE = {"cache-control": "no-store"}
+SECRET = re.compile(r"(?i)passw|secret|token\W+\w{16}|://[^/\s:@]*:[^@\s/]+@")
+"""What a connector's settings may hold: passwords by name, and those in addresses."""
 
 
 class DebugRoutes:
@@ -42,12 +45,15 @@ class DebugRoutes:
     Args:
         sources: the models that are served now.
         parts: of the server.
+        is_draining: whether the server is about to end.
     """
 
-    def __init__(self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts) -> None:
+    def __init__(
+        self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts, is_draining: Callable[[], bool]
+    ) -> None:
         self._sources = sources
         self._parts = parts
-        self._feed = StateFeed(sources, parts)
+        self._feed = StateFeed(sources, parts, is_draining)
         self._planner = Planner()
 
     async def state(self, request: Request) -> Response:
@@ -67,7 +73,7 @@ class DebugRoutes:
     async def _events(self, since: float, interval_s: float) -> AsyncIterator[bytes]:
         self._feed.num_viewers += 1
         try:
-            while not self._feed.is_draining:
+            while not self._feed.is_draining():
                 state = await self._feed.state(since)
                 yield b"event: state\ndata: " + msgspec.json.encode(state) + b"\n\n"
                 since = max([since, *(one.series.time[-1] for one in state.models if one.series.time)])
@@ -162,6 +168,7 @@ class DebugRoutes:
 def _settings(config: Any, sections: dict[str, type], reasons: dict[str, str]) -> list[dict[str, Any]]:
     """Settings by name: value, default, doc, and why a rule chose the value; without what is secret."""
     values = settings_as_dict(config, sections, hides_secrets=True)
+    values = {name: HIDDEN if SECRET.search(str(value)) else value for name, value in values.items()}
     return [
         {
             "name": one.info.name, "section": one.section, "value": values[one.info.name],

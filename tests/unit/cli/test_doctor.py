@@ -165,6 +165,6 @@ def test_what_a_start_would_refuse_is_named_with_its_hint(healthy, capsys, argv,
 def test_a_model_that_is_not_there_is_named_and_lines_are_for_people(healthy, capsys, tmp_path):
     assert main(["doctor", str(tmp_path / "none" / "model"), "--port", "0"]) == 1
     shown = capsys.readouterr().out
-    assert shown.startswith("fails model: ") and "      fix: " in shown and "1 findings" in shown
+    assert shown.startswith("fails model: ") and "      fix: " in shown and "1 finding\n" in shown
     assert main(["doctor", "leaf", "--port", "0"]) == 0
     assert "no findings" in capsys.readouterr().out
