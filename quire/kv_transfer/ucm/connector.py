@@ -91,7 +91,10 @@ class UCMConnector(BackgroundTransfers):
         )
         try:
             side.start()
-        except OSError as error:
+        except (OSError, ConfigError) as error:
+            side.close()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(
                 f"{FIELD}: UCM cannot be used: {error}",
                 hint="give side_python, a Python 3.12 that has UCM, and side_log, a file for what it prints "

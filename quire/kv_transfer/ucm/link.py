@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -56,6 +57,7 @@ class SideProcess:
         self._pipes: tuple[int, int] = (-1, -1)  # requests, answers
         self._started_at = float("-inf")
         self._unread = b""
+        self._logs = tempfile.TemporaryDirectory(prefix="quire-ucm-")  # UCM's own, else in the current directory
         self._is_closed = False
         self._ending = threading.Lock()
         self.num_starts = 0
@@ -92,7 +94,8 @@ class SideProcess:
         self._pipes, self._unread = (requests, answers), b""
         given = [request_end, answer_end, *([self._memory_fd] if self._memory_fd >= 0 else [])]
         arguments = [
-            "--requests", str(request_end), "--answers", str(answer_end), "--memory", str(self._memory_fd),
+            "--requests", str(request_end), "--answers", str(answer_end), "--memory", str(self._memory_fd), "--logs",
+            self._logs.name,
         ]  # fmt: skip
         try:
             with open(self._log or os.devnull, "ab") as log:
@@ -165,6 +168,7 @@ class SideProcess:
         """End it for good; it loses nothing, as it answers when something is done."""
         self._is_closed = True
         self._end()
+        self._logs.cleanup()
 
 
 def _write_all(pipe: int, data: bytes) -> None:

@@ -340,7 +340,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("requests", "answers", "memory"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--logs", required=True)
     args = parser.parse_args()
+    os.environ.setdefault("UCM_LOG_PATH", args.logs)
     with os.fdopen(args.requests, "r") as requests, os.fdopen(args.answers, "w") as answers:
 
         def answer(message: dict[str, Any]) -> None:
