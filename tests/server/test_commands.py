@@ -105,7 +105,8 @@ def test_the_phases_of_a_start_add_up_to_the_age_of_the_process():
 def test_the_examples_of_the_page_run(capsys):
     page = (Path(__file__).parents[2] / "docs/how-to/serve.md").read_text()
     (example,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    bodies = re.findall(r"-d '(\{.*?\})'", page)
+    shown = "".join(re.findall(r"^```console\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    bodies = re.findall(r"-d '(\{.*?\})'", shown)
     with RunningServer(ScriptedEngine()) as server:
         code = example.replace("stream=True", "stream=True, max_tokens=5").replace("http://127.0.0.1:8000", server.url)
         exec(compile(code, "example", "exec"), {})
