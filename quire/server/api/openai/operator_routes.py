@@ -59,11 +59,9 @@ class OperatorRoutes:
     async def scale(self, request: Request) -> Response:
         """Add or remove replicas, as vLLM's route of this name; answers when it is done."""
         require_operator(request)
-        engine = self._state.engine
         body, _ = await self._state.bodies.read_fields(request, SCALE_FIELDS)
         release(request)
-        if not isinstance(engine, Scalable):
-            raise UnsupportedError("this server's engine has no replicas", hint="start with data_parallel_size=2")
+        engine = self._replicas()
         size = check_int("new_data_parallel_size", body.new_data_parallel_size, 1)
         logger.info("replicas: %d are there, %d are asked for", engine.data_parallel_size, size)
         await engine.scale(size, _drain_timeout(body.drain_timeout))
@@ -73,14 +71,19 @@ class OperatorRoutes:
     async def restart_replicas(self, request: Request) -> Response:
         """Restart the replicas one by one, with what the model's files hold now; answers when it is done."""
         require_operator(request)
-        engine = self._state.engine
         body, _ = await self._state.bodies.read_fields(request, RESTART_FIELDS)
         release(request)
-        if not isinstance(engine, Scalable):
-            raise UnsupportedError("this server's engine has no replicas", hint="start with data_parallel_size=2")
+        engine = self._replicas()
         logger.info("replicas: %d are restarted one by one", engine.data_parallel_size)
         await engine.restart_replicas(_drain_timeout(body.drain_timeout))
         return Response(msgspec.json.encode({"data_parallel_size": engine.data_parallel_size}), media_type=JSON)
+
+    def _replicas(self) -> Scalable:
+        """The engine; raises `UnsupportedError` if it has no replicas."""
+        engine = self._state.engine
+        if not isinstance(engine, Scalable):
+            raise UnsupportedError("this server's engine has no replicas", hint="start with data_parallel_size=2")
+        return engine
 
 
 def require_operator(request: Request) -> None:
