@@ -1,7 +1,7 @@
 """BackgroundTransfers: what connectors share that move whole requests' blocks on a thread of their own.
 
-The base of `stored_blocks` and `lmcache`. The scheduler's half collects what begins with the next step, per request;
-the worker's half does it on the thread, so no step waits for a store or a network. Owns the jobs under way.
+The base of `stored_blocks` and `staged_transfers`. The scheduler's half collects what begins with the next step, per
+request; the worker's half does it on the thread, so no step waits for a store or a network. Owns the jobs under way.
 """
 
 from __future__ import annotations

@@ -8,24 +8,28 @@ and never the cache. A server that is gone costs computations: LMCache's heartbe
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from quire.config.kv_transfer import FIELD, KVTransferConfig
 from quire.core.kv_transfer import KVConnectorOutput
 from quire.errors import ConfigError
-from quire.kv_transfer.background import BackgroundTransfers
-from quire.kv_transfer.block_files import DamagedBlockError
 from quire.kv_transfer.connector import BlockAccess, KVConnectorRole, Tensor
 from quire.kv_transfer.layout import KVCacheLayout
 from quire.kv_transfer.requests import ConnectorRequest
 from quire.kv_transfer.staged_blocks import StagedBlocks, staged_width
+from quire.kv_transfer.staged_transfers import (
+    NOT_WANTED,
+    STAGED_BYTES,
+    StagedTransfers,
+    TokenBlocks,
+    hashed_salt,
+)
 from quire.logger import get_logger
 from quire.utils.checks import shown
 
@@ -40,30 +44,6 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 """Settings, without `PREFIX`. A server that is started without options moves memory by itself (lmcache_driven)."""
 TRANSFER_MODES = ("lmcache_driven", "engine_driven", "auto")
-STAGED_BYTES = 32 << 20
-"""Most memory through which blocks pass, unless one chunk needs more."""
-NOT_WANTED = -1
-"""In place of a block's number: of a chunk, this block is not loaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Whole chunks of one request, which are loaded or saved.
-
-    Attributes:
-        session: the server's name of the request: of all engines that use it, and of those that used it before.
-        token_ids: from the request's first token to the end of the last chunk.
-        salt: keeps tenants apart.
-        start: tokens before the first chunk.
-        names, block_ids: of the blocks from `start` on.
-    """
-
-    session: str
-    token_ids: list[int]
-    salt: str
-    start: int
-    names: Sequence[bytes]
-    block_ids: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -82,9 +62,10 @@ class _Lookup:
     is_over: bool = False
 
 
-class LMCacheConnector(BackgroundTransfers):
+class LMCacheConnector(StagedTransfers):
     """Blocks in an LMCache server."""
 
+    program = "LMCache"
     quire_contract = 1
     extra_config_keys = tuple(f"{PREFIX}{name}" for name in DEFAULTS)
 
@@ -95,8 +76,6 @@ class LMCacheConnector(BackgroundTransfers):
         self._lookups: dict[str, _Lookup] = {}
         self._engine = uuid.uuid4().hex
         self._saving: set[str] = set()  # requests whose session ends when that has been reported
-        self._counts: dict[str, float] = {}
-        self._staged: StagedBlocks | None = None
         self._lmcache = _import_adapters()
         kinds = {KVConnectorRole.SCHEDULER: self._connect_scheduler, KVConnectorRole.WORKER: self._connect_worker}
         self._adapter = self._asked(kinds[role])
@@ -156,7 +135,7 @@ class LMCacheConnector(BackgroundTransfers):
         """The request's lookup; None = it has no whole chunk."""
         lookup = self._lookups.get(request.request_id)
         if lookup is None and request.num_tokens >= self._chunk_size:
-            lookup = _Lookup(self._session(request.request_id), request.all_token_ids, _salt_of(request))
+            lookup = _Lookup(self._session(request.request_id), request.all_token_ids, hashed_salt(request) or "")
             self._adapter.maybe_submit_lookup_request(lookup.session, lookup.token_ids, cache_salt=lookup.salt)
             self._lookups[request.request_id] = lookup
         return lookup
@@ -190,9 +169,9 @@ class LMCacheConnector(BackgroundTransfers):
         first = end - num_external_tokens
         start, stop = first // self._chunk_size * self._chunk_size, -(-end // self._chunk_size) * self._chunk_size
         before, behind = [NOT_WANTED] * ((first - start) // size), [NOT_WANTED] * ((stop - end) // size)
-        self.loads[request.request_id] = Chunks(
-            lookup.session, lookup.token_ids[:stop], lookup.salt, start,
-            request.block_hashes[start // size : stop // size], [*before, *block_ids[first // size :], *behind],
+        self.loads[request.request_id] = TokenBlocks(
+            lookup.token_ids[:stop], lookup.salt, request.block_hashes[start // size : stop // size],
+            [*before, *block_ids[first // size :], *behind], lookup.session,
         )  # fmt: skip
         self._let_go(lookup, [(0, start), (stop, lookup.num_found)])
 
@@ -215,9 +194,10 @@ class LMCacheConnector(BackgroundTransfers):
         start = 0 if lookup is None else lookup.num_found
         stop = len(block_ids) * size // self._chunk_size * self._chunk_size
         if self.config.is_kv_producer and stop > start:
-            self.saves[request_id] = Chunks(
-                self._session(request.request_id), request.all_token_ids[:stop], _salt_of(request), start,
+            self.saves[request_id] = TokenBlocks(
+                request.all_token_ids[:stop], hashed_salt(request) or "",
                 request.block_hashes[start // size : stop // size], block_ids[start // size : stop // size],
+                self._session(request_id),
             )  # fmt: skip
             self._saving.add(request_id)
             return True, None
@@ -250,73 +230,15 @@ class LMCacheConnector(BackgroundTransfers):
         one = staged_width(shapes, self.layout.block_size) * self.layout.block_size
         num_blocks = self._chunk_size // self.layout.block_size
         num_chunks = max(1, STAGED_BYTES // (one * num_blocks))
-        self._staged = StagedBlocks(shapes, self.layout.block_size, num_chunks * num_blocks)
+        self.staged = StagedBlocks(shapes, self.layout.block_size, num_chunks * num_blocks)
         group = self._lmcache.EngineGroupInfo(0, (0,), self.layout.block_size)
         try:
-            self._adapter.register_kv_caches({"layer.0": self._staged.tensor}, [group], {"kv_layout": "NHD"})
+            self._adapter.register_kv_caches({"layer.0": self.staged.tensor}, [group], {"kv_layout": "NHD"})
         except ConnectionError:
             raise self._unreachable() from None
 
-    def load(self, request_id: str, what: Chunks) -> set[int]:
-        """As `BackgroundTransfers`."""
-        lost = {block_id for block_id in what.block_ids if block_id != NOT_WANTED}
-        try:
-            for part in self._parts(what):
-                self._retrieve(part)
-                lost.difference_update(self._unpack(part))
-        except Exception as error:  # the server, a socket or LMCache; what is lost is computed
-            self._count("lmcache_failed_loads")
-            logger.warning("request %s: KV blocks cannot be loaded from LMCache: %s", request_id, error)
-        return lost
-
-    def save(self, request_id: str, what: Chunks) -> bool:
-        """As `BackgroundTransfers`."""
-        try:
-            for part in self._parts(what):
-                self._pack(part)
-                self._store(part)
-                self._count("lmcache_saved_blocks", len(part.names))
-        except Exception as error:  # as above
-            self._count("lmcache_failed_saves")
-            logger.warning("request %s: KV blocks cannot be saved to LMCache: %s", request_id, error)
-            return False
-        return True
-
-    def _parts(self, what: Chunks) -> Iterator[Chunks]:
-        """`what` in parts that the staged memory has room for."""
-        assert self._staged is not None, "made with the cache"
-        step, size = len(self._staged.tensor), self.layout.block_size
-        for first in range(0, len(what.names), step):
-            names, block_ids = what.names[first : first + step], what.block_ids[first : first + step]
-            start = what.start + first * size
-            token_ids = what.token_ids[: start + len(names) * size]
-            yield replace(what, token_ids=token_ids, start=start, names=names, block_ids=block_ids)
-
-    def _pack(self, part: Chunks) -> None:
-        assert self._staged is not None and self.blocks is not None, "made with the cache"
-        for slot, (name, block_id) in enumerate(zip(part.names, part.block_ids, strict=True)):
-            self._staged.put(slot, name, self.blocks.read([block_id]))
-
-    def _unpack(self, part: Chunks) -> list[int]:
-        """The blocks that came, each in its place in the cache."""
-        assert self._staged is not None and self.blocks is not None, "made with the cache"
-        loaded = []
-        for slot, (name, block_id) in enumerate(zip(part.names, part.block_ids, strict=True)):
-            if block_id == NOT_WANTED:
-                continue
-            try:
-                self.blocks.write([block_id], self._staged.take(slot, name))
-                loaded.append(block_id)
-            except DamagedBlockError as error:
-                self._count("lmcache_damaged_blocks")
-                logger.warning("LMCache: %s; it is computed", error)
-        return loaded
-
-    def _retrieve(self, part: Chunks) -> None:
-        """Have the server write a part's blocks to the slots. Raises OSError when it did not."""
-        assert self._staged is not None, "made with the cache"
-        for slot in range(len(part.names)):
-            self._staged.clear(slot)
+    def fetch(self, part: TokenBlocks) -> tuple[()]:
+        """As `StagedTransfers`; which blocks did not come is seen in their slots."""
         adapter = self._adapter
         self._check_health()
         adapter.submit_retrieve_request(
@@ -328,9 +250,10 @@ class LMCacheConnector(BackgroundTransfers):
             self._wait(future, "give the blocks out")
         finally:
             adapter.get_block_ids_with_load_errors()  # its own list of them, which is not needed
+        return ()
 
-    def _store(self, part: Chunks) -> None:
-        """Have the server keep the blocks in the slots. Raises OSError when it did not."""
+    def give(self, part: TokenBlocks) -> None:
+        """As `StagedTransfers`."""
         adapter = self._adapter
         self._check_health()
         adapter.submit_store_request(
@@ -347,17 +270,9 @@ class LMCacheConnector(BackgroundTransfers):
         if future is None or not future.result(timeout=self._timeout_s):
             raise OSError(f"the server did not {what}")
 
-    def _operation(self, part: Chunks) -> Any:
-        slots = list(range(len(part.names)))
-        return self._lmcache.LoadStoreOp(part.token_ids, [slots], part.start, len(part.token_ids))
-
-    def _count(self, name: str, number: float = 1) -> None:
-        self._counts[name] = self._counts.get(name, 0) + number
-
-    def get_kv_connector_stats(self) -> Mapping[str, float]:
-        """As `KVConnector`."""
-        counts, self._counts = self._counts, {}
-        return counts
+    def _operation(self, part: TokenBlocks) -> Any:
+        slots = list(self.slots(part))
+        return self._lmcache.LoadStoreOp(part.token_ids, [slots], self.first_token(part), len(part.token_ids))
 
     # --- both ---
 
@@ -367,12 +282,6 @@ class LMCacheConnector(BackgroundTransfers):
         adapter, self._adapter = self._adapter, None
         if adapter is not None:
             adapter.shutdown()
-
-
-def _salt_of(request: ConnectorRequest) -> str:
-    """LMCache allows some characters only."""
-    salt = request.cache_salt
-    return "" if salt is None else hashlib.blake2b(salt.encode(), digest_size=16).hexdigest()
 
 
 def _import_adapters() -> ModuleType:

@@ -1,7 +1,8 @@
 """StagedBlocks: memory that another program reads and writes in place of the KV cache: blocks with their names.
 
-Made by connectors whose other side moves memory by itself (`lmcache`). Whatever that side mixes up, tears or writes too
-late is noticed here: a slot holds the block's name and a checksum over both, and only what fits goes into the cache.
+Made by connectors whose other side moves memory by itself (`staged_transfers`). Whatever that side mixes up, tears or
+writes too late is noticed here: a slot holds the block's name and a checksum over both, and only what fits goes into
+the cache.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ for lookups, the worker's for loads and saves. Blocks carry names and checksums 
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Mapping, Sequence
@@ -18,12 +17,11 @@ from typing import Any
 from quire.config.kv_transfer import FIELD, KVTransferConfig
 from quire.core.kv_transfer import KVConnectorOutput
 from quire.errors import ConfigError
-from quire.kv_transfer.background import BackgroundTransfers
-from quire.kv_transfer.block_files import DamagedBlockError
 from quire.kv_transfer.connector import BlockAccess, KVConnectorRole, Tensor
 from quire.kv_transfer.layout import KVCacheLayout
 from quire.kv_transfer.requests import ConnectorRequest
 from quire.kv_transfer.staged_blocks import StagedBlocks, staged_width
+from quire.kv_transfer.staged_transfers import STAGED_BYTES, StagedTransfers, TokenBlocks, hashed_salt
 from quire.kv_transfer.ucm.link import SideProcess
 from quire.logger import get_logger
 
@@ -33,24 +31,6 @@ OWN = {"side_python": "python3.12", "side_timeout_s": 30.0, "side_log": None}
 """Settings that are not UCM's, and their defaults."""
 PAGE_BYTES = 4096
 """UCM's stores read and write multiples of it."""
-STAGED_BYTES = 32 << 20
-"""Most memory through which blocks pass, unless one needs more."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBlocks:
-    """Blocks of one request, which are loaded or saved.
-
-    Attributes:
-        token_ids: from the request's first token to the end of the last block.
-        salt: keeps tenants apart.
-        names, block_ids: of the last blocks.
-    """
-
-    token_ids: list[int]
-    salt: str | None
-    names: Sequence[bytes]
-    block_ids: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -62,9 +42,11 @@ class _Lookup:
     is_over: bool = False
 
 
-class UCMConnector(BackgroundTransfers):
+class UCMConnector(StagedTransfers):
     """Blocks in a store of UCM."""
 
+    program = "UCM"
+    first_slot = 1  # the first is the null block of vLLM
     quire_contract = 1
     extra_config_keys = None  # UCM's own, which it checks
 
@@ -72,8 +54,6 @@ class UCMConnector(BackgroundTransfers):
         super().__init__(config, role, layout)
         self._own, self._ucm = _split(config.kv_connector_extra_config)
         self._lookups: dict[str, _Lookup] = {}
-        self._counts: dict[str, float] = {}
-        self._staged: StagedBlocks | None = None
         self._side: SideProcess | None = None
         self._memory_fd = -1
         if role is KVConnectorRole.SCHEDULER:
@@ -114,7 +94,7 @@ class UCMConnector(BackgroundTransfers):
         """The request's lookup; None = it has no whole block."""
         lookup = self._lookups.get(request.request_id)
         if lookup is None and request.num_tokens > self.layout.block_size:
-            tokens, salt = request.all_token_ids, _salt_of(request)
+            tokens, salt = request.all_token_ids, hashed_salt(request)
             lookup = self._lookups[request.request_id] = _Lookup(self.threads.submit(self._find, tokens, salt))
         return lookup
 
@@ -147,7 +127,7 @@ class UCMConnector(BackgroundTransfers):
         first = len(block_ids) - num_external_tokens // size
         self._lookups[request.request_id].is_over = True
         self.loads[request.request_id] = TokenBlocks(
-            request.all_token_ids[: len(block_ids) * size], _salt_of(request),
+            request.all_token_ids[: len(block_ids) * size], hashed_salt(request),
             request.block_hashes[first : len(block_ids)], block_ids[first:],
         )  # fmt: skip
 
@@ -160,7 +140,7 @@ class UCMConnector(BackgroundTransfers):
         if not self.config.is_kv_producer or len(block_ids) <= first:
             return False, None
         self.saves[request.request_id] = TokenBlocks(
-            request.all_token_ids[: len(block_ids) * size], _salt_of(request),
+            request.all_token_ids[: len(block_ids) * size], hashed_salt(request),
             request.block_hashes[first : len(block_ids)], block_ids[first:],
         )  # fmt: skip
         return True, None
@@ -182,91 +162,31 @@ class UCMConnector(BackgroundTransfers):
         super().register_kv_caches(kv_caches, blocks)
         shapes, size = [tuple(part.shape[1:]) for part in blocks.read([0])], self.layout.block_size
         width = staged_width(shapes, size, PAGE_BYTES)
-        num_slots = 1 + max(1, STAGED_BYTES // (width * size))  # the first is vLLM's null block
+        num_slots = self.first_slot + max(1, STAGED_BYTES // (width * size))
         memory_fd = os.memfd_create("quire-ucm")
         try:
             os.ftruncate(memory_fd, num_slots * width * size)
             memory = mmap.mmap(memory_fd, 0)
-            self._staged = StagedBlocks(shapes, size, num_slots, width=width, memory=memory)
+            self.staged = StagedBlocks(shapes, size, num_slots, width=width, memory=memory)
             self._side = self._start(width=width, num_slots=num_slots, memory_fd=memory_fd)
         except BaseException:
             os.close(memory_fd)
             raise
         self._memory_fd = memory_fd  # a process that is started again maps it, too
 
-    def load(self, request_id: str, what: TokenBlocks) -> set[int]:
-        """As `BackgroundTransfers`."""
-        lost = set(what.block_ids)
-        try:
-            for part in self._parts(what):
-                lost.difference_update(self._load(part))
-        except Exception as error:  # what is lost is computed
-            self._count("ucm_failed_loads")
-            logger.warning("request %s: KV blocks cannot be loaded from UCM: %s", request_id, error)
-        return lost
+    def fetch(self, part: TokenBlocks) -> set[int]:
+        """As `StagedTransfers`."""
+        return set(self._ask("load", part)["lost"])
 
-    def save(self, request_id: str, what: TokenBlocks) -> bool:
-        """As `BackgroundTransfers`."""
-        try:
-            for part in self._parts(what):
-                self._save(part)
-                self._count("ucm_saved_blocks", len(part.names))
-        except Exception as error:  # as above
-            self._count("ucm_failed_saves")
-            logger.warning("request %s: KV blocks cannot be saved to UCM: %s", request_id, error)
-            return False
-        return True
-
-    def _parts(self, what: TokenBlocks) -> list[TokenBlocks]:
-        """`what` in parts that the staged memory has room for."""
-        assert self._staged is not None, "made with the cache"
-        step, size, num = len(self._staged.tensor) - 1, self.layout.block_size, len(what.names)
-        ends = [min(first + step, num) for first in range(0, num, step)]
-        return [
-            TokenBlocks(
-                what.token_ids[: len(what.token_ids) - (num - end) * size], what.salt,
-                what.names[i * step : end], what.block_ids[i * step : end],
-            )
-            for i, end in enumerate(ends)
-        ]  # fmt: skip
-
-    def _ask(self, call: str, part: TokenBlocks) -> dict[str, Any]:
-        assert self._side is not None, "made with the cache"
-        first = len(part.token_ids) - len(part.names) * self.layout.block_size
-        slots = list(range(1, len(part.names) + 1))
-        return self._side.ask(call, tokens=part.token_ids, salt=part.salt, first=first, slots=slots)
-
-    def _load(self, part: TokenBlocks) -> list[int]:
-        """The blocks that came, each in its place in the cache."""
-        assert self._staged is not None and self.blocks is not None, "made with the cache"
-        for slot in range(1, len(part.names) + 1):
-            self._staged.clear(slot)
-        lost, loaded = set(self._ask("load", part)["lost"]), []
-        for slot, (name, block_id) in enumerate(zip(part.names, part.block_ids, strict=True), start=1):
-            if slot in lost:
-                continue
-            try:
-                self.blocks.write([block_id], self._staged.take(slot, name))
-                loaded.append(block_id)
-            except DamagedBlockError as error:
-                self._count("ucm_damaged_blocks")
-                logger.warning("UCM: %s; it is computed", error)
-        return loaded
-
-    def _save(self, part: TokenBlocks) -> None:
-        assert self._staged is not None and self.blocks is not None, "made with the cache"
-        for slot, (name, block_id) in enumerate(zip(part.names, part.block_ids, strict=True), start=1):
-            self._staged.put(slot, name, self.blocks.read([block_id]))
+    def give(self, part: TokenBlocks) -> None:
+        """As `StagedTransfers`."""
         if not self._ask("save", part)["is_kept"]:
             raise OSError("the store did not take the blocks")
 
-    def _count(self, name: str, number: float = 1) -> None:
-        self._counts[name] = self._counts.get(name, 0) + number
-
-    def get_kv_connector_stats(self) -> Mapping[str, float]:
-        """As `KVConnector`."""
-        counts, self._counts = self._counts, {}
-        return counts
+    def _ask(self, call: str, part: TokenBlocks) -> dict[str, Any]:
+        assert self._side is not None, "made with the cache"
+        first, slots = self.first_token(part), list(self.slots(part))
+        return self._side.ask(call, tokens=part.token_ids, salt=part.salt, first=first, slots=slots)
 
     # --- both ---
 
@@ -278,12 +198,6 @@ class UCMConnector(BackgroundTransfers):
         if self._memory_fd >= 0:
             os.close(self._memory_fd)
             self._memory_fd = -1
-
-
-def _salt_of(request: ConnectorRequest) -> str | None:
-    """The salt itself is not handed to another program."""
-    salt = request.cache_salt
-    return None if salt is None else hashlib.blake2b(salt.encode(), digest_size=16).hexdigest()
 
 
 def _split(extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
