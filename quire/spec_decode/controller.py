@@ -25,7 +25,15 @@ import numpy as np
 from quire.core.drafts import Proposals, SpeculatedStep, StepLoad
 from quire.core.speculation_stats import BucketStats, ControllerStats, Reason
 from quire.spec_decode.cost_table import CostTable
-from quire.spec_decode.draft_budget import best_budget, common_budgets, counts_of, rank_drafts, rank_few
+from quire.spec_decode.draft_budget import (
+    MIN_GAIN,
+    DraftBudget,
+    best_budget,
+    common_budgets,
+    counts_of,
+    rank_drafts,
+    rank_few,
+)
 from quire.spec_decode.draft_watch import MAX_INTERVAL, PLANNING_S, DraftWatch
 from quire.spec_decode.guard import Arm, DraftGuard
 from quire.spec_decode.load import LoadBucket, bucket_of
@@ -133,7 +141,7 @@ class SpeculationController:
         numbers = common_budgets(load.num_decoding, most)
         best = best_budget(chances, load.num_decoding, numbers, self._seconds(bucket, load.num_decoding, numbers))
         if best.num_drafts:
-            number = self._vary(bucket, best.num_drafts, numbers)
+            number = self._vary(bucket, load.num_decoding, chances, best, numbers)
         else:
             number = self._probe(len(counts), numbers)
         return counts_of(ranked[:number], counts)
@@ -161,17 +169,51 @@ class SpeculationController:
         known = self._proposing.get(bucket)
         return self._watches[bucket].look_s - PLANNING_S if known is None else known[1]
 
-    def _vary(self, bucket: LoadBucket, best: int, numbers: tuple[int, ...]) -> int:
+    def _vary(
+        self,
+        bucket: LoadBucket,
+        num_decoding: int,
+        chances: np.ndarray | list[float],
+        best: DraftBudget,
+        numbers: tuple[int, ...],
+    ) -> int:
         """Now and then some drafts less or more: what that costs may not be known, or have changed."""
         self._num_gainless = 0
         self._num_drafted += 1
         self._reasons[Reason.DRAFTED] += 1
         if self._num_drafted % VARY_INTERVAL:
-            return best
-        at, turn = numbers.index(best), self._num_drafted // VARY_INTERVAL
+            return best.num_drafts
+        at, turn = numbers.index(best.num_drafts), self._num_drafted // VARY_INTERVAL
+        hoped = self._most_hoped(bucket, num_decoding, chances, best, numbers[:at])
+        if hoped:
+            return hoped
         near = numbers[max(0, at - 1)], numbers[min(at + 1, len(numbers) - 1)]
-        untried = next((number for number in near if not self._costs.is_tried(bucket, number)), best)
-        return near[turn // KNOWN_INTERVAL % 2] if untried == best and turn % KNOWN_INTERVAL == 0 else untried
+        untried = next((number for number in near if not self._costs.is_tried(bucket, number)), best.num_drafts)
+        return (
+            near[turn // KNOWN_INTERVAL % 2] if untried == best.num_drafts and turn % KNOWN_INTERVAL == 0 else untried
+        )
+
+    def _most_hoped(
+        self,
+        bucket: LoadBucket,
+        num_decoding: int,
+        chances: np.ndarray | list[float],
+        best: DraftBudget,
+        numbers: tuple[int, ...],
+    ) -> int:
+        """Of numbers below the best one, that which would gain most over it if it cost no more than fewer do; 0 = none.
+
+        Costs that have steps are found so: one number that was measured below a step hides those before it.
+        """
+        least_s = self._costs.least_seconds(bucket, num_decoding, numbers)
+        untried = [(number, step_s) for number, step_s in zip(numbers, least_s, strict=True) if step_s is not None]
+        if not untried:
+            return 0
+        proposing_s = self._proposing_s(bucket)
+        plain_s = self._costs.decode_seconds(bucket, num_decoding, ())[0] + proposing_s
+        seconds = [plain_s, *(step_s + proposing_s for _, step_s in untried)]
+        hoped = best_budget(chances, num_decoding, [number for number, _ in untried], seconds)
+        return hoped.num_drafts if hoped.gain > MIN_GAIN * best.gain else 0
 
     def _probe(self, num_rows: int, numbers: tuple[int, ...]) -> int:
         """No draft is worth it; now and then a few all the same."""

@@ -132,6 +132,13 @@ class DraftsCurve:
         share = (num_drafts - numbers[low]) / (numbers[high] - numbers[low])
         return shares[low] + share * (shares[high] - shares[low])
 
+    def least(self, num_drafts: int) -> float | None:
+        """What so many drafts cost at least: no less than fewer do. None = this, or none as large, was measured."""
+        numbers = self._numbers
+        if num_drafts >= numbers[-1] or _knot_below(num_drafts) in self._measured:
+            return None
+        return self._shares[bisect_right(numbers, num_drafts) - 1]
+
     def observe(self, num_drafts: int, share: float) -> None:
         """Take in a measurement: an exponential mean of those of the same number, or one that is near."""
         knot = _knot_below(num_drafts)
@@ -211,6 +218,14 @@ class CostTable:
     def is_tried(self, bucket: LoadBucket, num_drafts: int) -> bool:
         """Whether a step of about so many drafts was measured."""
         return self._drafted_curve(bucket).is_measured(num_drafts)
+
+    def least_seconds(self, bucket: LoadBucket, num_decoding: int, numbers: Sequence[int]) -> list[float | None]:
+        """As far as is known, a step with each of these numbers may take no longer than that; None = it was measured,
+        or no larger number was: then what is predicted is all that is known.
+        """
+        plain_s = self._plain_curve(bucket).value(num_decoding)
+        shares = map(self._drafted_curve(bucket).least, numbers)
+        return [None if share is None else plain_s * (1.0 + share) for share in shares]
 
     def is_known(self, bucket: LoadBucket, num_drafts: int) -> bool:
         """Whether steps of about so many drafts, at least 1, were measured often."""
