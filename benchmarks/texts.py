@@ -12,6 +12,7 @@ import re
 import sysconfig
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 Pair = tuple[str, str]
@@ -81,6 +82,15 @@ def story_prompt(rng: random.Random) -> str:
     return f"Tell me a short story about {rng.choice(FIRST_NAMES)} and a {who} {where}."
 
 
+def code(rng: random.Random, size: int) -> Pair:
+    """The beginning of a module and how it goes on."""
+    module = rng.choice(modules())
+    text = "\n".join(module[rng.randrange(len(module) - 100) :])
+    while len(text) < 2 * size:
+        text += "\n".join(rng.choice(modules()))
+    return text[: size // 2], text[size // 2 : 2 * size]
+
+
 def code_edit(rng: random.Random, size: int) -> Pair:
     """A piece of code, and the same with a name changed and some lines new, gone or moved."""
     lines: list[str] = []
@@ -88,6 +98,8 @@ def code_edit(rng: random.Random, size: int) -> Pair:
         module = rng.choice(modules())
         first = rng.randrange(len(module) - 100)
         lines += [line for line in module[first : first + 60] if line.isascii() and line.strip()]
+    ends = accumulate(map(len, lines))
+    lines = lines[: 1 + sum(end < size for end in ends)]
     names = re.findall(r"\b[a-z_]{4,}\b", "\n".join(lines)) or ["return"]
     old = max(sorted(set(names)), key=names.count)
     edited = []
@@ -139,6 +151,7 @@ def chat_with_tools(rng: random.Random, size: int) -> Pair:
 
 KINDS: dict[str, Callable[[random.Random, int], Pair]] = {
     "prose": prose,
+    "code": code,
     "code edit": code_edit,
     "JSON extraction": json_extraction,
     "repetition": repetition,

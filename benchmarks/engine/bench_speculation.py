@@ -114,12 +114,13 @@ def make_requests(llm: LLM, cell: Cell, rng: random.Random) -> list[Request]:
             prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             requests.append(Request(prompt, None))
             continue
-        size, text = 4 * output_len, list[int]()  # characters: more than enough tokens
-        while len(text) < output_len:
+        size, prompt, text = 4 * output_len, list[int](), list[int]()  # characters: more than enough tokens
+        # Another one where it is too long: a prompt that is cut is not what the answer is about.
+        while len(text) < output_len or len(prompt) >= MAX_LEN - output_len:
             prompt_text, follows = KINDS[cell.kind](rng, size)
             prompt, text = tokenizer.encode(prompt_text), tokenizer.encode(follows)
-            size *= 2
-        requests.append(Request(prompt[-(MAX_LEN - output_len - 1) :], text[:output_len]))
+            size = 2 * size if len(text) < output_len else 3 * size // 4
+        requests.append(Request(prompt, text[:output_len]))
     return requests
 
 
