@@ -77,7 +77,8 @@ class HostMemory(DeviceMemory):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zero blocks of the operating system, huge ones where it has them."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        blocks = mmap.mmap(-1, max(num_bytes, 1))
+        # Private, as shared memory gets huge pages only where another setting of the system allows it, which few do.
+        blocks = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             blocks.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(blocks, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
