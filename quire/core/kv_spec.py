@@ -359,6 +359,12 @@ class KVCacheConfig:
         return sum(pool.num_blocks * page_bytes for pool, page_bytes in sizes)
 
     @property
+    def swap_bytes(self) -> int:
+        """Bytes of all blocks of the swap space."""
+        sizes = zip(self.pool_sizes(), self.pool_page_bytes(), strict=True)
+        return sum(pool.num_swap_blocks * page_bytes for pool, page_bytes in sizes)
+
+    @property
     def page_size_bytes(self) -> int:
         """Bytes of one block id of the first pool, all slots together."""
         return self.pool_page_bytes()[0]

@@ -89,10 +89,12 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     Attributes:
         num_blocks: its KV cache in blocks.
         start_phases: (name, seconds) of each phase of its process's start.
+        rank_pids: other processes of this machine that compute the model, in the order of their ranks.
     """
 
     num_blocks: int
     start_phases: list[tuple[str, float]] = []
+    rank_pids: list[int] = []
 
 
 class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -121,9 +123,10 @@ class TenantCounters(msgspec.Struct, frozen=True, tag="tenants"):
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     """Anything rare: "ping", "pause", "resume", "live_state", "reset_prefix_cache" (`argument`: of running requests,
-    too), "end".
+    too), "show_memory", "end".
 
-    Answered by a `UtilityResult`; "end" by the end of the process, which first stores what is to be kept.
+    Answered by a `UtilityResult`; "show_memory" in the memory that the two processes share; "end" by the end of the
+    process, which first stores what is to be kept.
     """
 
     call_id: int

@@ -17,6 +17,7 @@ from quire.core.beam_search import BeamSearchOutput, BeamSearchParams
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.live_state import EngineState
 from quire.core.outputs import RequestOutput
+from quire.core.process_stats import CoreProcesses
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.request_snapshot import RequestSnapshot
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
@@ -332,6 +333,11 @@ class AsyncLLM(EngineClient):
             return await self._supervisor.live_states()
         state = await self._supervisor.call("live_state")
         return [state] if isinstance(state, EngineState) else []
+
+    def core_processes(self) -> list[CoreProcesses]:
+        """As `Observable`."""
+        supervisor = self._supervisor
+        return supervisor.processes() if isinstance(supervisor, Replicas) else [supervisor.processes()]
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""

@@ -23,6 +23,7 @@ import msgspec
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.live_state import EngineState
+from quire.core.memory_parts import MemoryPart
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_recovery import StepRecovery
@@ -66,6 +67,7 @@ class EngineCore:
         speculation: adds to outputs what was decided about drafts; None = nothing is drafted.
         observe: the control plane at this moment, given the last refusal of admission; None = it cannot be looked at.
         service: what the scheduler has served to tenants; None = it shares nothing among them.
+        tier_bytes: host memory that blocks behind the cache take now.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class EngineCore:
         speculation: SpeculationReports | None = None,
         observe: Callable[[Blocked | None], EngineState] | None = None,
         service: VirtualCounters | None = None,
+        tier_bytes: Callable[[], int] = int,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -99,6 +102,7 @@ class EngineCore:
         self._watch: StepWatch | None = None
         self._blocked: Blocked | None = None  # the last refusal of admission
         self._service = service
+        self._tier_bytes = tier_bytes
         self._held: frozenset[int] = frozenset()
         self._idle_s = 0.0
         self.num_blocks = num_blocks
@@ -186,6 +190,16 @@ class EngineCore:
             self._watch = StepWatch()
         steps, chunks = self._watch.look()
         return msgspec.structs.replace(self._observe(self._blocked), steps=steps, chunks=chunks)
+
+    def memory_parts(self) -> dict[MemoryPart, int]:
+        """What this process has asked memory for, in bytes; called between steps."""
+        parts: dict[MemoryPart, int] = self._executor.call_worker("memory_parts")
+        return {**parts, MemoryPart.HOST_TIER: self._tier_bytes(), MemoryPart.GRAMMARS: self._grammars.cached_bytes}
+
+    @property
+    def rank_pids(self) -> list[int]:
+        """Other processes of this machine that compute the model, in the order of their ranks."""
+        return [pid for pid in self._executor.rank_pids if pid is not None]
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""

@@ -93,7 +93,7 @@ def build_core(
             has_transfers=never if tier is None else lambda: scheduler.has_transfers,
             give_up_transfers=nothing if tier is None else tier.release_blocks, speculation=reports,
             observe=partial(live_state, scheduler),
-            service=getattr(scheduler, "service", None),
+            service=getattr(scheduler, "service", None), tier_bytes=int if offload is None else offload.host_bytes,
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config import QuireConfig
+from quire.core.process_stats import CoreProcesses
 from quire.core.wire import ONLY_REPLICA, CoreFailed, CoreReady, CoreSetup, ReplicaPlace, UtilityCall
 from quire.engine.core_link import CoreLink
 from quire.engine.hang_detector import HangDetector, Sample
@@ -112,6 +113,13 @@ class CoreProcess:
     def pid(self) -> int | None:
         """The child's process id."""
         return None if self._child is None else self._child.pid
+
+    @property
+    def processes(self) -> CoreProcesses:
+        """The child and the ranks beside it; no memory by part before it is ready."""
+        ranks = self._answer.rank_pids if isinstance(self._answer, CoreReady) else []
+        pids = [] if self.pid is None else [self.pid, *ranks]
+        return CoreProcesses(self._setup.replica.engine_index, pids, self._progress.memory)
 
     @property
     def is_alive(self) -> bool:

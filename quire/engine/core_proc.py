@@ -164,6 +164,9 @@ class EngineCoreProc:
             self._core.end()
             self._has_ended = True
             return
+        if call.method == "show_memory":
+            self._progress.show_memory(self._core.memory_parts())
+            return
         if call.method in ("pause", "resume"):
             self._is_paused = call.method == "pause"
         elif call.method == "reset_prefix_cache":
@@ -220,7 +223,8 @@ def main() -> None:
     core.watch_failure(_end_at_once)
     progress.enter(Phase.IDLE)
     logger.info("engine core %s", timer)
-    _answer(ready_fd, CoreReady(core.num_blocks, timer.phases))
+    progress.show_memory(core.memory_parts())
+    _answer(ready_fd, CoreReady(core.num_blocks, timer.phases, core.rank_pids))
     try:
         clock_ns = time.process_time_ns if setup.config.device.device == "cpu" else time.monotonic_ns
         EngineCoreProc(core, inputs, outputs, progress, clock_ns).run()

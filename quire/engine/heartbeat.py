@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
 
-NUM_WORDS = 8
+from quire.core.memory_parts import MemoryPart
+
+NUM_WORDS = 32
 
 
 class HeartbeatField(IntEnum):
@@ -25,6 +28,10 @@ class HeartbeatField(IntEnum):
     STEP_TOKENS = 3  # tokens of the step that runs
     NS_PER_TOKEN = 4  # of the slowest step so far, per token
     NS_LONGEST_STEP = 5
+
+
+FIRST_MEMORY_WORD = 8
+"""From here on the bytes of each `MemoryPart`."""
 
 
 class Phase(IntEnum):
@@ -81,6 +88,17 @@ class Heartbeat:
         self.words[HeartbeatField.NS_PER_TOKEN] = max(per_token, int(self.words[HeartbeatField.NS_PER_TOKEN]))
         self.words[HeartbeatField.NS_LONGEST_STEP] = max(elapsed_ns, int(self.words[HeartbeatField.NS_LONGEST_STEP]))
         self.words[HeartbeatField.NUM_TICKS] += 1
+
+    def show_memory(self, parts: Mapping[MemoryPart, int]) -> None:
+        """What the memory of the process is used for, in bytes."""
+        for part, num_bytes in parts.items():
+            self.words[FIRST_MEMORY_WORD + part] = num_bytes
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """As it was shown last, by the names of parts; empty before."""
+        shown = {part.label: int(self.words[FIRST_MEMORY_WORD + part]) for part in MemoryPart}
+        return {name: num_bytes for name, num_bytes in shown.items() if num_bytes}
 
     def note_received(self) -> None:
         """A message was taken in."""

@@ -37,10 +37,11 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A tier, ready for the scheduler, and what ends it with the engine."""
+    """A tier, ready for the scheduler, what ends it with the engine, and how much host memory its blocks take now."""
 
     tier: KVTier
     close: Callable[[], None]
+    host_bytes: Callable[[], int] = lambda: 0
 
 
 def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:
@@ -59,7 +60,7 @@ def start_offload(config: QuireConfig, executor: Executor, kv_cache_config: KVCa
     store = OffloadStore(_open_disk(config, executor, counts), host, counts, max_behind_bytes=behind_bytes)
     executor.call_worker("register_block_store", store)
     tier = Offloading(store, kv_cache_config)
-    return Offload(tier, lambda: store.close(CLOSE_S))
+    return Offload(tier, lambda: store.close(CLOSE_S), lambda: 0 if host is None else host.num_bytes)
 
 
 def _open_disk(config: QuireConfig, executor: Executor, counts: OffloadCounts) -> BlockFiles | None:

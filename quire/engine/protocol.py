@@ -12,6 +12,7 @@ from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.live_state import EngineState
 from quire.core.outputs import RequestOutput
+from quire.core.process_stats import CoreProcesses
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.request_snapshot import RequestSnapshot
 from quire.core.sampling_params import SamplingParams
@@ -54,6 +55,14 @@ class Migratable(Protocol):
 
         Outputs with all text so far have what came before, too. Raises `ValidationError` where it cannot be continued.
         """
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """An engine whose cores are processes of this machine."""
+
+    def core_processes(self) -> list[CoreProcesses]:
+        """The processes of each engine core, which are asked to show their memory for the next time."""
 
 
 class EngineClient(Protocol):

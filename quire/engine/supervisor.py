@@ -19,7 +19,8 @@ import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
-from quire.core.wire import FromCore, RequestRefused, StepOutputs, ToCore
+from quire.core.process_stats import CoreProcesses
+from quire.core.wire import FromCore, RequestRefused, StepOutputs, ToCore, UtilityCall
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.fault_bisector import FaultBisector
@@ -124,6 +125,11 @@ class Supervisor:
     def core_pid(self) -> int | None:
         """Process id of the core of now."""
         return self._core.pid
+
+    def processes(self) -> CoreProcesses:
+        """Of the core of now, which is asked to show its memory for the next time."""
+        self.tell(UtilityCall(0, "show_memory"))
+        return self._core.processes
 
     @property
     def is_restarting(self) -> bool:

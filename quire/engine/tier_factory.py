@@ -40,7 +40,7 @@ def start_tier(config: QuireConfig, executor: Executor, kv_cache_config: KVCache
         for one in reversed(tiers):
             one.close()
 
-    return Offload(TierStack([one.tier for one in tiers]), close)
+    return Offload(TierStack([one.tier for one in tiers]), close, lambda: sum(one.host_bytes() for one in tiers))
 
 
 def _start_connector(config: QuireConfig, executor: Executor, kv_cache_config: KVCacheConfig) -> Offload | None:

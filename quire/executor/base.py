@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.core.computed_step import ComputedStep
@@ -43,6 +43,11 @@ class Executor(ABC):
         Raises:
             ValidationError: the worker has no such method.
         """
+
+    @property
+    def rank_pids(self) -> Sequence[int | None]:
+        """Processes of this machine that compute the model beside this one, in the order of their ranks."""
+        return ()
 
     def check_health(self) -> None:
         """Raise `EngineDeadError` where a process that computes the model has ended."""

@@ -7,7 +7,7 @@ the scheduler asks its proposer when it plans the next one: `ModelProposer` keep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -180,6 +180,11 @@ class DraftingExecutor(Executor):
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `Executor`."""
         return self._executor.call_worker(method, *args, **kwargs)
+
+    @property
+    def rank_pids(self) -> Sequence[int | None]:
+        """As `Executor`."""
+        return self._executor.rank_pids
 
     def shutdown(self) -> None:
         """As `Executor`."""

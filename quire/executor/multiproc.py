@@ -65,8 +65,8 @@ class MultiprocExecutor(UniProcExecutor):
         logger.info("%d ranks compute the model; processes of ranks 1 to %d: %s", size, size - 1, self.rank_pids)
 
     @property
-    def rank_pids(self) -> list[int | None]:
-        """Of the ranks other than 0, in order."""
+    def rank_pids(self) -> Sequence[int | None]:
+        """As `Executor.rank_pids`."""
         return [process.pid for process in self._ranks]
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:

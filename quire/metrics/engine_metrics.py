@@ -16,6 +16,7 @@ from quire.config import QuireConfig
 from quire.config.cache import CacheConfig
 from quire.core.cache_info import MissReason
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.process_stats import RankUsage
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
@@ -25,6 +26,7 @@ from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
 from quire.metrics.live_totals import LiveTotals, value_of
 from quire.metrics.offload_metrics import OffloadMetrics
+from quire.metrics.process_metrics import ProcessMetrics
 from quire.metrics.server_metrics import QUEUE_LIMITS, Merged, ServerMetrics, page
 from quire.utils.phases import Phases
 from quire.version import __version__
@@ -52,6 +54,7 @@ class EngineMetrics:
         self.registry = CollectorRegistry()
         self.server = server or ServerMetrics()
         self._labels = {"model_name": model_name, "engine": str(engine_index)}
+        self._processes: ProcessMetrics | None = None
         self._max_len = config.model.max_model_len or 1
         self._make_step_metrics()
         self.drafts: DraftMetrics | None = None
@@ -161,6 +164,13 @@ class EngineMetrics:
         """Show how often the engine core was replaced, and how many answers were continued on another one."""
         self._restarts.set_function(num_restarts)
         self._resumed.set_function(num_resumed)
+
+    def show_processes(self, usages: Callable[[], Sequence[RankUsage]]) -> None:
+        """Show what the processes of engine cores take; those of an engine that was unloaded before are forgotten."""
+        if self._processes is not None:
+            self.registry.unregister(self._processes)
+        self._processes = ProcessMetrics(self._labels["model_name"], usages)
+        self.registry.register(self._processes)
 
     def show_start(self, process: str, phases: Phases) -> None:
         """Show what the start of "server" or "engine_core" took."""

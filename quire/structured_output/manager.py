@@ -90,6 +90,11 @@ class GrammarManager:
         self._has_news = threading.Event()
         self._reasoning_masks: ReasoningMasks | None = None
 
+    @property
+    def cached_bytes(self) -> int:
+        """Of the compiled grammars that are kept."""
+        return 0 if self._cache is None else self._cache.num_bytes
+
     # --- requests come and go ---
 
     def add(self, message: EngineCoreRequest) -> None:

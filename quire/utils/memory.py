@@ -40,6 +40,20 @@ def read_huge_page_mode(sys_root: Path = Path("/sys")) -> str:
     return next((mode[1:-1] for mode in modes.split() if mode.startswith("[")), "unknown")
 
 
+class HugePageCount:
+    """Bytes of this process for which huge pages were asked for, so that what it got can be compared with it."""
+
+    def __init__(self) -> None:
+        self.asked_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Asked for so many more; fewer where they were given back."""
+        self.asked_bytes += num_bytes
+
+
+HUGE_PAGES = HugePageCount()
+
+
 def format_bytes(num_bytes: int) -> str:
     """A size for people: "9.2 GiB"."""
     size = float(num_bytes)

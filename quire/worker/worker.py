@@ -18,6 +18,7 @@ from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import num_scratch_blocks
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
+from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.communicator import Communicator
@@ -33,6 +34,7 @@ from quire.models.loader import load_model
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorKind
 from quire.sample.states import SamplingStates
+from quire.utils.memory import HUGE_PAGES
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
@@ -153,6 +155,21 @@ class Worker:
         dtype_bytes = self._setup.kv_cache_dtype.itemsize
         return {name: stored_spec(name, spec, dtype_bytes) for name, spec in specs.items()}
 
+    def memory_parts(self) -> dict[MemoryPart, int]:
+        """What this process has asked memory for, in bytes; the KV cache, its swap space and captures at their most."""
+        in_form = {} if self._drafter is None else {MemoryPart.DRAFTS: self._drafter.stored_tensors()}
+        names = {name for name, _ in self.model.named_parameters()}
+        stored = self._model.stored_tensors()
+        in_form[MemoryPart.WEIGHTS] = {name: one for name, one in stored.items() if name in names}
+        in_form[MemoryPart.PACKED_WEIGHTS] = {name: one for name, one in stored.items() if name not in names}
+        parts = {part: sum(map(_num_bytes, tensors.values())) for part, tensors in in_form.items()}
+        cache = self._kv_cache_config
+        if cache is not None:
+            parts[MemoryPart.KV_CACHE] = cache.total_bytes
+            parts[MemoryPart.SWAP_SPACE] = cache.swap_bytes
+            parts[MemoryPart.CAPTURES] = self._ops.graph_bytes
+        return {**parts, MemoryPart.HUGE_PAGES_ASKED: HUGE_PAGES.asked_bytes}
+
     def available_kv_cache_bytes(self) -> int:
         """Bytes the KV cache may take; logs how they were found.
 
@@ -162,7 +179,7 @@ class Worker:
         tensors = list(self._model.stored_tensors().values())
         if self._drafter is not None:
             tensors += self._drafter.stored_tensors().values()
-        weights_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        weights_bytes = sum(map(_num_bytes, tensors))
         return self._memory.available_kv_cache_bytes(weights_bytes, self.kv_cache_specs())
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
@@ -291,3 +308,7 @@ class Worker:
     def _ready_runner(self) -> ModelRunner:
         assert self._runner is not None, "initialize_kv_cache comes before the first step"
         return self._runner
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -19,9 +19,11 @@ import pytest
 
 from quire import LLM, BeamSearchOutput, BeamSearchParams
 from quire.config.build import build_config
+from quire.core.process_stats import RankUsage
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
+from quire.engine.process_watch import ProcessWatch
 from quire.engine.supervisor import MAX_DEATHS
 from quire.errors import EngineDeadError, EngineGenerateError, NotEnoughMemoryError, ValidationError
 from tests.e2e import serving
@@ -69,6 +71,20 @@ def engine(model: str, temporary: Path) -> Iterator[AsyncLLM]:
 
 def test_an_engine_for_servers_has_the_defaults_of_servers(engine: AsyncLLM):
     assert engine.config.scheduler.max_decode_slowdown == 2.0
+
+
+def test_a_core_shows_what_its_memory_is_for(engine: AsyncLLM, run: Run):
+    async def looks() -> list[RankUsage]:
+        await engine.check_health()
+        watch, deadline = ProcessWatch(engine.core_processes), time.monotonic() + 60
+        while not (found := await watch.look()) or time.monotonic() > deadline:
+            await asyncio.sleep(0.01)
+        return list(found)
+
+    (own,) = run(looks())
+    assert own.pid == engine.core_pid and own.rank == 0 and own.rss_bytes > 10 << 20 and own.num_fds > 3
+    assert own.memory["kv_cache"] % engine.config.cache.block_size == 0 and own.memory["weights"] > 0
+    assert own.memory["huge_pages_asked"] >= own.memory["kv_cache"]
 
 
 def is_alive(pid: int | None) -> bool:

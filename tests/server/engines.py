@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from quire.core.draft_stats import DraftOutcomes, DraftStats
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.live_state import EngineState
 from quire.core.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.core.process_stats import CoreProcesses
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.speculation_stats import SpeculationStats
@@ -203,6 +205,9 @@ class ScriptedEngine(Pumped):
 
     async def live_states(self) -> list[EngineState]:
         return list(self.states)
+
+    def core_processes(self) -> list[CoreProcesses]:
+        return [CoreProcesses(0, [os.getpid(), os.getppid()], {"kv_cache": 1 << 20, "huge_pages_asked": 1 << 21})]
 
     async def pause_generation(self) -> None:
         self.is_paused = True

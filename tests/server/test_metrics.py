@@ -98,6 +98,24 @@ def test_steps_are_counted(replayed):
     assert samples["vllm:iteration_tokens_total_sum",] == 100
 
 
+def test_processes_of_engine_cores_are_shown_by_rank(replayed):
+    samples = replayed[0]
+
+    def of(name: str, rank: int = 0, **labels: str) -> float:
+        found: float = samples[(f"quire:core_{name}", *sorted({**labels, "rank": str(rank)}.items()))]
+        return found
+
+    for rank in (0, 1):
+        assert of("resident_memory_bytes", rank) > 0 and of("threads", rank) >= 1
+        assert of("page_faults_total", rank, kind="minor") > 0
+    own = of("resident_memory_bytes")
+    assert own / 2 < of("proportional_memory_bytes") <= 1.1 * own and of("open_fds") > 3
+    assert of("cpu_seconds_total", mode="user") > 0.1
+    assert of("huge_page_bytes", kind="asked") == 1 << 21 and of("huge_page_bytes", 1, kind="asked") == 0
+    assert of("memory_bytes", part="kv_cache") == 1 << 20
+    assert abs(of("memory_bytes", part="other") + (1 << 20) - own) <= 0.2 * own
+
+
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "reference" / "server.md"
 
 
@@ -142,7 +160,7 @@ def own_counts(page: str) -> dict[str, float]:
     """Every counter, and count and sum of every histogram, by name and labels; sums of seconds are left out."""
     counts = {}
     for family in text_string_to_metric_families(page):
-        is_own = family.name.startswith(("vllm:", "quire:"))
+        is_own = family.name.startswith(("vllm:", "quire:")) and not family.name.startswith("quire:core_")
         for sample in family.samples if is_own and family.type in ("counter", "histogram") else ():
             labels = [value for name, value in sorted(sample.labels.items()) if name not in ("model_name", "engine")]
             if sample.name.endswith(("_total", "_count", "_sum")):

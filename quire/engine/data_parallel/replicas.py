@@ -18,6 +18,7 @@ import msgspec
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
+from quire.core.process_stats import CoreProcesses
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.data_parallel.shared_service import SharedService
 from quire.engine.supervisor import Listener, LiveRequest, Supervisor
@@ -133,6 +134,10 @@ class Replicas:
     def core_pids(self) -> dict[int, int | None]:
         """Process ids of all cores, by replica."""
         return {index: self._replicas[index].supervisor.core_pid for index in self.indexes}
+
+    def processes(self) -> list[CoreProcesses]:
+        """Of all cores."""
+        return [self._replicas[index].supervisor.processes() for index in self.indexes]
 
     @property
     def num_restarts(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,7 +13,7 @@ from quire.errors import NotEnoughMemoryError, ShapeError
 from quire.kernels.native.checks import check_is_tensor
 from quire.kernels.native.library import load_library
 from quire.kernels.native.runtime import NativeRuntime
-from quire.utils.memory import format_bytes, read_memory
+from quire.utils.memory import HUGE_PAGES, format_bytes, read_memory
 
 HUGE_PAGE_BYTES = 2 << 20
 MAX_BYTES = 1 << 46  # half of what a process can address
@@ -50,9 +50,15 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         )
     # The tensor's storage keeps the buffer; the buffer's end is the memory's end.
     buffer = (ctypes.c_char * num_bytes).from_address(address)
-    release = weakref.finalize(buffer, library.unmap_huge, address, num_bytes)
+    HUGE_PAGES.add(num_bytes)
+    release = weakref.finalize(buffer, _unmap, library.unmap_huge, address, num_bytes)
     release.atexit = False  # tensors may outlive the interpreter's exit handlers; the process's end frees everything
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+def _unmap(unmap_huge: Callable[[int, int], None], address: int, num_bytes: int) -> None:
+    HUGE_PAGES.add(-num_bytes)
+    unmap_huge(address, num_bytes)
 
 
 def checksum(runtime: NativeRuntime, tensor: torch.Tensor) -> int:

@@ -9,11 +9,14 @@ import asyncio
 import hashlib
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.config.server import ServerConfig
+from quire.core.process_stats import RankUsage
 from quire.engine.data_parallel.totals import TotalStats
-from quire.engine.protocol import EngineClient, Scalable
+from quire.engine.process_watch import ProcessWatch
+from quire.engine.protocol import EngineClient, Observable, Scalable
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.replica_metrics import ReplicaMetrics
 from quire.metrics.server_metrics import ServerMetrics
@@ -81,6 +84,7 @@ class ServerState:
         places: of prompts of requests with many.
         parsing: how calls and thinking are read out of answers.
         keep_alive: writes to silent streams.
+        processes: of the engine's cores; None = they are not processes of this machine.
         running: engine's names of requests that run.
     """
 
@@ -100,6 +104,7 @@ class ServerState:
     bodies: BodyReader
     parsing: Parsing
     keep_alive: KeepAlive
+    processes: ProcessWatch | None = None
     running: set[str] = field(default_factory=set)
     fingerprint: str = ""
     _serial: itertools.count[int] = field(default_factory=itertools.count)
@@ -140,6 +145,10 @@ class ServerState:
         """Let /metrics show startup times."""
         self.metrics.show_start("server", server)
         self.metrics.show_start("engine_core", core)
+
+    async def look_at_processes(self) -> Sequence[RankUsage]:
+        """What the processes of engine cores take now; /metrics shows what was found last."""
+        return () if self.processes is None else await self.processes.look()
 
     def refuse_new_work(self) -> None:
         """Raise `ApiError` when the server takes no new work."""
@@ -215,8 +224,12 @@ def make_model_state(
         parsing=Parsing(config.api, engine),
         tracing=parts.tracing,
         keep_alive=parts.keep_alive,
+        processes=ProcessWatch(engine.core_processes) if isinstance(engine, Observable) else None,
         fingerprint=fingerprint(engine),
     )
+    if state.processes is not None:
+        watch = state.processes
+        metrics.show_processes(lambda: watch.usages)
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
     engine.step_listeners.append(metrics.record_step)
     if num_replicas == 1:

@@ -102,7 +102,8 @@ class StateFeed:
             names=list(state.model_names), num_answers=state.num_answers, is_draining=state.is_draining,
             is_paused=engine.is_paused, restarts=engine.num_restarts, resumed=engine.num_resumed,
             predicted_wait_s=state.admission.estimated_wait_s(), problem=problem,
-            speculation=speculation_info(engine.config, state.metrics.drafts), engines=engines, series=log.since(0.0),
+            speculation=speculation_info(engine.config, state.metrics.drafts), engines=engines,
+            processes=list(await state.look_at_processes()), series=log.since(0.0),
         )  # fmt: skip
         return live, log
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quire.core.live_state import EngineState, ProcessState
+from quire.core.process_stats import RankUsage
 
 
 class Series(msgspec.Struct):
@@ -44,6 +45,7 @@ class ModelLive(msgspec.Struct, frozen=True):
         problem: why there is no state of an engine; "" = there is.
         speculation: settings and decisions of speculative decoding, as `/server_info`; None = it is off.
         engines: by `index`.
+        processes: of the engine cores, in the order of their engines and ranks.
         series: since the time that the viewer has.
     """
 
@@ -57,6 +59,7 @@ class ModelLive(msgspec.Struct, frozen=True):
     problem: str
     speculation: dict[str, Any] | None
     engines: list[EngineState]
+    processes: list[RankUsage]
     series: Series
 
 

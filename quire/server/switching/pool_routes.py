@@ -143,6 +143,8 @@ class PoolRoutes(PlainRoutes):
     async def metrics(self, request: Request) -> Response:
         """Everything counted, for Prometheus; of several tenants, only an operator may read it."""
         self._require_operator(request, "metrics cover the whole server")
+        for state in self._pool.loaded_states():
+            await state.look_at_processes()
         return Response(self._pool.render_metrics(), headers={"content-type": METRICS_TYPE})
 
     async def server_info(self, request: Request) -> Response:

@@ -73,6 +73,7 @@ class ServedModel:
         """The engine is about to end; requests that still run on it have failed."""
         if self.metrics is not None:
             self.metrics.note_unloaded()
+            self.metrics.show_processes(tuple)
         self.state, self._routes, self._held = None, {}, None
 
     def route(self, path: str) -> Route:

@@ -55,6 +55,11 @@ class GrammarCache:
             self._entries.move_to_end(key)
         return found
 
+    @property
+    def num_bytes(self) -> int:
+        """Of what is kept."""
+        return sum(_num_bytes(compiled) for compiled in self._entries.values())
+
     def forget(self, compiled: Future[CompileOutcome]) -> None:
         """No request waits for a grammar any more: it is not compiled, unless its turn has come."""
         if compiled.cancel():

@@ -16,7 +16,7 @@ import torch
 
 from quire.attention.backend import AttentionBackend
 from quire.core.kv_spec import KVCacheConfig
-from quire.utils.memory import read_memory
+from quire.utils.memory import HUGE_PAGES, read_memory
 from quire.worker.block_transfers import BlockTransfers, CudaTransfers, HostTransfers
 from quire.worker.kv_cache_tensors import CachePool, allocate_kv_caches
 
@@ -81,6 +81,7 @@ class HostMemory(DeviceMemory):
         blocks = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             blocks.madvise(mmap.MADV_HUGEPAGE)
+            HUGE_PAGES.add(num_bytes)
         return torch.frombuffer(blocks, dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
 
     def allocate_kv_caches(

@@ -149,6 +149,7 @@ class InfoRoutes(PlainRoutes):
                 FORBIDDEN,
                 "metrics cover the whole server; this API key lacks operator rights (operator: true in the key file)",
             )
+        await self._state.look_at_processes()
         return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, Warnings]:

@@ -202,8 +202,11 @@ class EngineView {
   drawRest(state, model, engine) {
     const swap = engine.swap_blocks ? `${engine.swap_blocks_used} of ${engine.swap_blocks} blocks` : "none";
     const drafts = model.speculation ? JSON.stringify(model.speculation.method ?? "on") : "off";
+    const parts = model.processes.filter((one) => one.engine === engine.index).flatMap((one) => Object.entries(one.memory))
+      .filter(([name]) => name !== "huge_pages_asked").map(([name, size]) => `${name.replace("_", " ")} ${bytes(size)}`).join(", ");
+    const huge = model.processes.filter((one) => one.engine === engine.index).reduce((sum, one) => sum + one.huge_bytes, 0);
     setText(this.rest, `Swap space: ${swap}. Tier behind the cache: ${engine.tier || "none"}. Speculation: ${drafts}. ` +
-      `Engine process ${engine.process.pid}: ${seconds(engine.process.cpu_s)} of CPU, ${engine.process.num_threads} threads. ` +
+      `Engine process ${engine.process.pid}: ${seconds(engine.process.cpu_s)} of CPU, ${engine.process.num_threads} threads${parts ? `; memory: ${parts}; in huge pages ${bytes(huge)}` : ""}. ` +
       `Server process ${state.server.pid}: ${bytes(state.server.rss_bytes)}. ` +
       `This look took ${seconds(engine.collect_s)}; ${state.num_viewers} viewer${state.num_viewers === 1 ? "" : "s"}.`);
   }
