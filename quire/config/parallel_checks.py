@@ -12,7 +12,7 @@ def check_parallel(config: QuireConfig) -> None:
     num_ranks = config.parallel.tensor_parallel_size
     if num_ranks == 1:
         return
-    model, cache = config.model, config.cache
+    model = config.model
     found = config.speculative
     is_drafting = found is not None and not found.is_off
     others = {
@@ -23,9 +23,6 @@ def check_parallel(config: QuireConfig) -> None:
             "formats of plugins are not divided",
         ),
         "quantization_report": (model.quantization_report, "no rank has the whole of a matrix"),
-        "kv_transfer_config": (config.kv_transfer is not None, "connectors see the cache of one rank"),
-        cache.offload_field or "kv_disk": (cache.offload_field is not None, "a store sees the cache of one rank"),
-        "swap_space": (bool(cache.swap_space), "preempted requests are recomputed, not swapped"),
         "speculative_config": (
             is_drafting and found is not None and (found.model_method is not None or bool(found.tree)),
             "models that draft are not divided; methods ngram and suffix are supported",

@@ -14,6 +14,7 @@ class Seat:
     Attributes:
         fd: of the region that the ranks share (`shared_memory.make_region`).
         capacity: of the region.
+        cache_fds: of memory for the KV cache of each rank, which rank 0 maps too; empty = every cache is private.
         timeout_s: for which a rank waits for another.
     """
 
@@ -22,3 +23,4 @@ class Seat:
     fd: int
     capacity: int = DEFAULT_CAPACITY
     timeout_s: float = 60.0
+    cache_fds: tuple[int, ...] = ()

@@ -136,6 +136,8 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     cache = config.cache
     if num_scratch and cache.num_blocks is not None:
         cache = dataclasses.replace(cache, num_blocks=cache.num_blocks + num_scratch)
+    if cache.swap_space:  # each rank has its part of every block
+        cache = dataclasses.replace(cache, swap_space=cache.swap_space / config.parallel.tensor_parallel_size)
     kv_cache_config = plan_kv_cache(
         specs, available_bytes, cache, max_len, max_chunk, config.scheduler.max_num_seqs or 1,
         config.num_draft_tokens,

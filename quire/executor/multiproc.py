@@ -13,9 +13,11 @@ from typing import Any
 
 from quire.config.engine import QuireConfig
 from quire.core.computed_step import ComputedStep
+from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import make_region
+from quire.distributed.shared_pages import make_shared_pages
 from quire.errors import EngineDeadError
 from quire.executor.rank_proc import RankSetup
 from quire.executor.rank_process import RankProcess, close_all
@@ -44,21 +46,25 @@ class MultiprocExecutor(UniProcExecutor):
         self._on_failure: Callable[[str], None] | None = None
         self._lock = threading.Lock()
         self._ranks: list[RankProcess] = []
+        self._cache_fds: tuple[int, ...] = ()
         size = config.parallel.tensor_parallel_size
         if size == 1:
             super().__init__(config, platform, logits_processors)
             return
         timeout_s = TIMEOUT_SHARE * config.supervision.hang_timeout_s
         fd = make_region(size)
+        fds = self._cache_fds = make_shared_pages(size) if config.has_kv_tier else ()
         try:
             for rank in range(1, size):
-                setup = RankSetup(config, rank, size, fd, timeout_s, os.getpid())
+                setup = RankSetup(config, rank, size, fd, timeout_s, os.getpid(), fds)
                 self._ranks.append(RankProcess(setup, self._end))
-            super().__init__(config, platform, logits_processors, Seat(rank=0, size=size, fd=fd, timeout_s=timeout_s))
+            seat = Seat(rank=0, size=size, fd=fd, timeout_s=timeout_s, cache_fds=fds)
+            super().__init__(config, platform, logits_processors, seat)
             for process in self._ranks:
                 process.wait_ready()
         except BaseException:
             close_all(self._ranks)
+            self._close_cache_fds()
             raise
         finally:
             os.close(fd)
@@ -68,6 +74,11 @@ class MultiprocExecutor(UniProcExecutor):
     def rank_pids(self) -> Sequence[int | None]:
         """As `Executor.rank_pids`."""
         return [process.pid for process in self._ranks]
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """As `Worker.initialize_kv_cache`."""
+        super().initialize_kv_cache(kv_cache_config)
+        self._close_cache_fds()  # mapped
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ComputedStep:
         """As `Worker.execute_model`, with the other ranks."""
@@ -95,7 +106,13 @@ class MultiprocExecutor(UniProcExecutor):
     def shutdown(self) -> None:
         """End the other ranks, and let go of the worker."""
         close_all(self._ranks)
+        self._close_cache_fds()
         super().shutdown()
+
+    def _close_cache_fds(self) -> None:
+        fds, self._cache_fds = self._cache_fds, ()
+        for fd in fds:
+            os.close(fd)
 
     def _end(self, rank: int, reason: str) -> None:
         """A rank has ended without being asked: called by its thread."""

@@ -31,6 +31,7 @@ class RankSetup(msgspec.Struct, frozen=True):
         config: resolved.
         fd: of the region that the ranks share, which the process inherits.
         timeout_s: for which a rank waits for another.
+        cache_fds: as of `Seat`; inherited, too.
     """
 
     config: QuireConfig
@@ -39,6 +40,7 @@ class RankSetup(msgspec.Struct, frozen=True):
     fd: int
     timeout_s: float
     parent_pid: int
+    cache_fds: tuple[int, ...] = ()
 
 
 class RankAnswer(msgspec.Struct, frozen=True):
@@ -79,7 +81,7 @@ def _load(setup: RankSetup):  # type: ignore[no-untyped-def]  # the class is loa
         from quire.platforms.detect import detect_platform
         from quire.worker.worker import Worker
 
-        seat = Seat(rank=setup.rank, size=setup.size, fd=setup.fd, timeout_s=setup.timeout_s)
+        seat = Seat(rank=setup.rank, size=setup.size, fd=setup.fd, timeout_s=setup.timeout_s, cache_fds=setup.cache_fds)
         worker = Worker(setup.config, detect_platform(setup.config.device.device), (), seat)
         gc.freeze()
     return worker

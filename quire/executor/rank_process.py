@@ -76,7 +76,10 @@ class RankProcess:
         ready_fd, child_fd = os.pipe()
         try:
             self._child = start_module(
-                RANK_MODULE, str(child_fd), stdin=subprocess.PIPE, pass_fds=(child_fd, self._setup.fd)
+                RANK_MODULE,
+                str(child_fd),
+                stdin=subprocess.PIPE,
+                pass_fds=(child_fd, self._setup.fd, *self._setup.cache_fds),
             )
         except OSError as error:
             os.close(ready_fd)

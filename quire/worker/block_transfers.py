@@ -28,9 +28,15 @@ def no_copies() -> tuple[None, None]:
 class BlockTransfers(ABC):
     """Carries out the swaps of steps."""
 
-    @abstractmethod
     def run(self, scheduled: SchedulerOutput) -> CopyTimes:
         """Copy the step's blocks out, then in; what the step computes comes after them."""
+        if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
+            return no_copies
+        return self.swap(scheduled.swap_outs, scheduled.swap_ins)
+
+    @abstractmethod
+    def swap(self, outs: BlockCopies, ins: BlockCopies) -> CopyTimes:
+        """As `run`, of some blocks."""
 
 
 class HostTransfers(BlockTransfers):
@@ -45,11 +51,8 @@ class HostTransfers(BlockTransfers):
         self._pools = tuple(pools)
         self._clock = clock
 
-    def run(self, scheduled: SchedulerOutput) -> CopyTimes:
-        """Copy the step's blocks out, then in."""
-        if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
-            return no_copies
-        outs, ins = scheduled.swap_outs, scheduled.swap_ins
+    def swap(self, outs: BlockCopies, ins: BlockCopies) -> CopyTimes:
+        """Copy blocks out, then in."""
         out_s = self._copy(outs.source_ids, outs.target_ids, is_out=True)
         in_s = self._copy(ins.target_ids, ins.source_ids, is_out=False)
         return lambda: (out_s, in_s)
@@ -89,12 +92,10 @@ class DeviceTransfers(BlockTransfers):
         ]
         self._device = pools[0].tensors[0].device
 
-    def run(self, scheduled: SchedulerOutput) -> CopyTimes:
-        """Queue the copies of the step's blocks out, then in; times are the device's."""
-        if not len(scheduled.swap_outs) and not len(scheduled.swap_ins):
-            return no_copies
-        out_s = self._queue(scheduled.swap_outs, self._copy_out)
-        in_s = self._queue(scheduled.swap_ins, self._copy_in)
+    def swap(self, outs: BlockCopies, ins: BlockCopies) -> CopyTimes:
+        """Queue the copies of blocks out, then in; times are the device's."""
+        out_s = self._queue(outs, self._copy_out)
+        in_s = self._queue(ins, self._copy_in)
         return lambda: (out_s(), in_s())
 
     def _queue(self, copies: BlockCopies, copy: Callable[[BlockCopies], None]) -> Callable[[], float | None]:

@@ -11,7 +11,8 @@ from quire.core.scheduler_output import BlockCopies
 from quire.distributed.communicator import Communicator
 from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups
-from quire.worker.group_messages import CopyBlocks, ForwardStep, SampleLogits
+from quire.worker.block_transfers import BlockTransfers
+from quire.worker.group_messages import CopyBlocks, ForwardStep, Meet, SampleLogits, SwapBlocks
 from quire.worker.group_steps import GroupStep
 from quire.worker.step_channel import StepChannel
 
@@ -21,6 +22,7 @@ class GroupFollower:
 
     Args:
         dtype: of hidden states.
+        transfers: swaps blocks; None = there is no swap space.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class GroupFollower:
         step: GroupStep,
         attention: AttentionGroups,
         dtype: torch.dtype,
+        transfers: BlockTransfers | None = None,
     ) -> None:
         self._communicator = communicator
         self._channel = channel
@@ -38,6 +41,7 @@ class GroupFollower:
         self._step = step
         self._attention = attention
         self._dtype = dtype
+        self._transfers = transfers
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -50,6 +54,17 @@ class GroupFollower:
                 hidden = torch.empty(message.num_rows, message.size, dtype=self._dtype)
                 self._communicator.broadcast(hidden)
                 self._model.compute_logits(hidden)
-            else:
-                assert isinstance(message, CopyBlocks), "the cache is allocated once"
+            elif isinstance(message, CopyBlocks):
                 self._attention.copy_pages(BlockCopies(message.source_ids, message.target_ids))
+            elif isinstance(message, Meet):
+                self._communicator.barrier()
+            else:
+                assert isinstance(message, SwapBlocks), "the cache is allocated once"
+                self._swap(message)
+
+    def _swap(self, message: SwapBlocks) -> None:
+        assert self._transfers is not None, "rank 0 has a swap space, as all have"
+        self._transfers.swap(
+            BlockCopies(message.out_source_ids, message.out_target_ids),
+            BlockCopies(message.in_source_ids, message.in_target_ids),
+        )

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import torch
 
-from quire.core.scheduler_output import BlockCopies
+from quire.core.scheduler_output import BlockCopies, SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.errors import EngineDeadError
 from quire.models.interfaces import CausalLM
 from quire.worker.block_tables import BlockTables
-from quire.worker.group_messages import CopyBlocks, SampleLogits
+from quire.worker.group_messages import CopyBlocks, Meet, SampleLogits, SwapBlocks
 from quire.worker.group_steps import GroupStep
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_channel import StepChannel
@@ -64,6 +64,19 @@ class GroupLead:
         """On the other ranks."""
         with self._together("copies of blocks"):
             self._channel.send(CopyBlocks(copies.source_ids, copies.target_ids))
+
+    def swap_blocks(self, scheduled: SchedulerOutput) -> None:
+        """Of a step, on the other ranks."""
+        outs, ins = scheduled.swap_outs, scheduled.swap_ins
+        if len(outs) or len(ins):
+            with self._together("swaps of blocks"):
+                self._channel.send(SwapBlocks(outs.source_ids, outs.target_ids, ins.source_ids, ins.target_ids))
+
+    def meet(self) -> None:
+        """Wait until every rank has done what was sent: their caches are at the same step."""
+        with self._together("a barrier"):
+            self._channel.send(Meet())
+            self._communicator.barrier()
 
     @contextmanager
     def _together(self, what: str) -> Iterator[None]:

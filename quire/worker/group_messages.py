@@ -58,4 +58,17 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
     target_ids: np.ndarray
 
 
-GroupMessage = InitCache | ForwardStep | SampleLogits | CopyBlocks
+class SwapBlocks(msgspec.Struct, frozen=True, tag="swap"):
+    """Copy blocks of every layer to the swap space, then others from there."""
+
+    out_source_ids: np.ndarray
+    out_target_ids: np.ndarray
+    in_source_ids: np.ndarray
+    in_target_ids: np.ndarray
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """Wait for the others: then rank 0 may read and write the caches of all, until it sends the next message."""
+
+
+GroupMessage = InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet

@@ -52,8 +52,9 @@ class MemoryPlanner:
         if speculative is not None and speculative.draws_drafts:
             max_num_seqs = setup.limits.max_num_seqs
             workspace_bytes += drawn_drafts_bytes(max_num_seqs, speculative.num_tokens, setup.arch.vocab_size)
-        offload_bytes = int(setup.config.cache.kv_offloading_size * GIB) if ops.memory.is_host else 0
-        self._workspace_bytes = workspace_bytes + ops.graph_bytes + offload_bytes
+        # Of all ranks together, as the swap space is.
+        self._offload_bytes = int(setup.config.cache.kv_offloading_size * GIB) if ops.memory.is_host else 0
+        self._workspace_bytes = workspace_bytes + ops.graph_bytes
         swap_bytes = int(setup.config.cache.swap_space * GIB)
         # The swap space is always the host's memory, which may be the device's.
         self._swap_bytes, self._host_swap_bytes = (swap_bytes, 0) if ops.memory.is_host else (0, swap_bytes)
@@ -76,7 +77,7 @@ class MemoryPlanner:
                 kept_bytes(setup.config),
             )
             + self._draft_weights_bytes,
-            workspace_bytes=self._num_ranks * self._workspace_bytes,
+            workspace_bytes=self._num_ranks * self._workspace_bytes + self._offload_bytes,
             useful_bytes=None,
             swap_bytes=self._swap_bytes,
         )
@@ -93,9 +94,9 @@ class MemoryPlanner:
             free_bytes=self._free_bytes // self._num_ranks,
             utilization=self._utilization,
             weights_bytes=weights_bytes,
-            workspace_bytes=self._workspace_bytes,
+            workspace_bytes=self._workspace_bytes + self._offload_bytes // self._num_ranks,
             useful_bytes=self._useful_bytes(specs) if self._memory.is_host else None,
-            swap_bytes=self._swap_bytes,
+            swap_bytes=self._swap_bytes // self._num_ranks,
         )
         logger.info(budget.describe())
         return budget.kv_cache_bytes
@@ -107,7 +108,10 @@ class MemoryPlanner:
             NotEnoughMemoryError: names the largest size that fits.
         """
         check_allocation(
-            kv_cache_config.total_bytes, self._memory.free_bytes(), self._workspace_bytes, self._swap_bytes
+            kv_cache_config.total_bytes,
+            self._memory.free_bytes(),
+            self._workspace_bytes + self._offload_bytes // self._num_ranks,
+            self._swap_bytes // self._num_ranks,
         )
 
     def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:

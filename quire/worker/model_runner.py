@@ -122,10 +122,12 @@ class ModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens; what sampling needs is in the result."""
-        copy_times = no_copies if self._transfers is None else self._transfers.run(scheduled)
+        copy_times = no_copies if self._transfers is None else self._swap(self._transfers, scheduled)
         if self._kv_tier is not None:
             self._kv_tier.begin_step()
             if scheduled.kv_transfers is not None:
+                if self._group is not None:
+                    self._group.meet()
                 self._kv_tier.start_transfers(scheduled.kv_transfers)
         self._apply(scheduled)
         if self._draft_step is not None:
@@ -143,6 +145,11 @@ class ModelRunner:
             self._kv_tier.finish_forward()
         is_capture = self._step_graphs.is_capture
         return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request, is_capture)
+
+    def _swap(self, transfers: BlockTransfers, scheduled: SchedulerOutput) -> CopyTimes:
+        if self._group is not None:
+            self._group.swap_blocks(scheduled)
+        return transfers.run(scheduled)
 
     def _forward_with(self, hooks: LayerHooks, batch: InputBatch) -> torch.Tensor:
         """As `_forward`, call by call, with a connector's calls around each layer."""

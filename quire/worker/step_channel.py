@@ -13,7 +13,7 @@ import torch
 
 from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.distributed.communicator import Communicator
-from quire.worker.group_messages import CopyBlocks, ForwardStep, GroupMessage, InitCache, SampleLogits
+from quire.worker.group_messages import GroupMessage
 
 FIRST_BYTES = 4096  # of every message; most need no more
 
@@ -28,9 +28,7 @@ class StepChannel:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._encoder = MessageEncoder()
-        self._decoder: MessageDecoder[GroupMessage] = MessageDecoder(
-            InitCache | ForwardStep | SampleLogits | CopyBlocks
-        )
+        self._decoder: MessageDecoder[GroupMessage] = MessageDecoder(GroupMessage)
         self._first = np.zeros(FIRST_BYTES, dtype=np.uint8)
 
     def send(self, message: GroupMessage) -> None:

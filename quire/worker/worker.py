@@ -24,7 +24,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
 from quire.distributed.seat import Seat
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UnsupportedError
 from quire.kv_offload.store import BlockStore
 from quire.kv_transfer.connector import KVConnectorRole
 from quire.kv_transfer.layout import KVCacheLayout
@@ -46,13 +46,14 @@ from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
+from quire.worker.group_caches import caches_of_group
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
 from quire.worker.group_messages import InitCache
 from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
-from quire.worker.kv_tier import AnyBlocks, KVTierWorker, blocks_of
+from quire.worker.kv_tier import AnyBlocks, KVTierWorker
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
 from quire.worker.offloading import OffloadingWorker
@@ -223,7 +224,9 @@ class Worker:
         if isinstance(step_tables, StepTables):
             step = GroupStep(self._model, graphs, attention, step_tables, ops.device)
             group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables)
-            self._follower = GroupFollower(ops.communicator, self._channel, self._model, step, attention, setup.dtype)
+            self._follower = GroupFollower(
+                ops.communicator, self._channel, self._model, step, attention, setup.dtype, kv_caches.transfers
+            )
         self._runner = ModelRunner(
             self._model,
             requests,
@@ -238,9 +241,7 @@ class Worker:
             acceptance,
             group,
         )
-        self._blocks = blocks_of(kv_caches.pools)
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
-        self._connector_caches = ConnectorCaches(kv_cache_config, by_layer, kv_caches.pools[0])
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
         if self._drafter is not None:
@@ -251,6 +252,10 @@ class Worker:
             if acceptance is not None and acceptance.drawn is not None:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
             self._runner.register_draft_model(self._drafter.start(cache, choice), setup.block_size)
+        ops.communicator.barrier()  # every rank has its cache
+        self._connector_caches, self._blocks = caches_of_group(
+            kv_caches, setup.seat, kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype
+        )
 
     def _scratch_ids(self, kv_cache_config: KVCacheConfig) -> np.ndarray:
         """Blocks that no request has, for trees of drafts."""
@@ -271,8 +276,16 @@ class Worker:
         return cache_identity(self._setup, self._kv_cache_config, self._blocks)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
-        """Give a tier's half the cache, which must be allocated, and call it with every step."""
+        """Give a tier's half the cache, which must be allocated, and call it with every step.
+
+        Raises:
+            UnsupportedError: there are other ranks, whose caches this one does not see.
+        """
         assert self._blocks is not None, "initialize_kv_cache comes before tiers"
+        if self._setup.num_ranks > 1 and not (self._setup.seat and self._setup.seat.cache_fds):
+            raise UnsupportedError(
+                "this tier sees the KV cache of one rank", hint="use tensor_parallel_size=1, or a tier of the settings"
+            )
         tier.register_kv_caches(self._blocks)
         self._ready_runner().register_kv_tier(tier)
 
@@ -289,7 +302,13 @@ class Worker:
         assert self._connector_caches is not None, "initialize_kv_cache comes before connectors"
         caches = self._connector_caches
         layout = describe_layout(self._setup, caches, self.kv_cache_identity()["kernels"])
-        half = make_connector(connector_class(config), config, KVConnectorRole.WORKER, layout)
+        kind = connector_class(config)
+        if self._setup.num_ranks > 1 and kind.has_layer_hooks:
+            raise UnsupportedError(
+                f"{config.kv_connector} is called around every layer, which is not supported with several ranks",
+                hint="use tensor_parallel_size=1, or a connector that works on blocks", field="kv_transfer_config",
+            )  # fmt: skip
+        half = make_connector(kind, config, KVConnectorRole.WORKER, layout)
         self.register_kv_tier(ConnectorWorker(half, caches.by_layer))
         return layout
 

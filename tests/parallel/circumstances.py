@@ -18,13 +18,21 @@ SETTINGS: Mapping[str, Any] = {
     "num_gpu_blocks_override": 300,
 }  # fmt: skip
 SPECULATION = {"method": "suffix", "num_speculative_tokens": 4}
+PREEMPTED = {"num_gpu_blocks_override": 26, "scheduler_reserve_full_isl": False, "enable_prefix_caching": False}
 # Name -> settings of the engine with several ranks, whose answers are those of one rank without them.
 CIRCUMSTANCES: Mapping[str, Mapping[str, Any]] = {
     "as one": {},
     "call by call": {"enforce_eager": True},
     "chunks of 7": {"max_num_batched_tokens": 8},
-    "preempted": {"num_gpu_blocks_override": 26, "scheduler_reserve_full_isl": False, "enable_prefix_caching": False},
+    "preempted": PREEMPTED,
+    "host memory": {"kv_offloading_size": 0.05, **PREEMPTED, "enable_prefix_caching": True},
     "suffixes as drafts": {"speculative_config": SPECULATION},
+    "swapped, with suffixes": {
+        "preemption_mode": "swap",
+        "swap_space": 0.05,
+        **PREEMPTED,
+        "speculative_config": SPECULATION,
+    },
     "two threads": {"num_threads": 2},
 }
 PATTERN = r"[a-f]{4,12}( [0-9]{2}){1,3}"

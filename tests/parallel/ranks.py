@@ -17,6 +17,7 @@ import pytest
 from quire.config.engine import QuireConfig
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import make_region
+from quire.distributed.shared_pages import make_shared_pages
 from quire.errors import CommunicationError
 from quire.executor import registry
 from quire.executor.uniproc import UniProcExecutor
@@ -33,11 +34,13 @@ class ThreadedRanks(UniProcExecutor):
     ) -> None:
         size = config.parallel.tensor_parallel_size
         fd = make_region(size)
+        fds = make_shared_pages(size) if config.has_kv_tier else ()
+        self._fds = fds
         others: dict[int, Worker | BaseException] = {}
 
         def load(rank: int) -> None:
             try:
-                others[rank] = Worker(config, platform, (), Seat(rank=rank, size=size, fd=fd))
+                others[rank] = Worker(config, platform, (), Seat(rank=rank, size=size, fd=fd, cache_fds=fds))
             except BaseException as error:
                 others[rank] = error
 
@@ -45,7 +48,7 @@ class ThreadedRanks(UniProcExecutor):
             loading = [threading.Thread(target=load, args=(rank,)) for rank in range(1, size)]
             for thread in loading:
                 thread.start()
-            super().__init__(config, platform, logits_processors, Seat(rank=0, size=size, fd=fd))
+            super().__init__(config, platform, logits_processors, Seat(rank=0, size=size, fd=fd, cache_fds=fds))
             for thread in loading:
                 thread.join()
         finally:
@@ -65,6 +68,8 @@ class ThreadedRanks(UniProcExecutor):
             self._worker.communicator.abort(0)
             for thread in self._threads:
                 thread.join()
+            for fd in self._fds:
+                os.close(fd)
         super().shutdown()
 
 

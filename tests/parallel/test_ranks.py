@@ -30,7 +30,9 @@ def expected() -> Answers:
     return answers("leaf", VOCAB_SIZE, 1, structured=True)
 
 
-@pytest.mark.parametrize(("num_ranks", "name"), effort(((2, "suffixes as drafts"),), ((2, "as one"), (4, "preempted"))))
+@pytest.mark.parametrize(
+    ("num_ranks", "name"), effort(((2, "swapped, with suffixes"),), ((2, "as one"), (4, "preempted")))
+)
 def test_answers_are_those_of_one_rank(expected: Answers, num_ranks: int, name: str):
     """Cached prefixes, penalties, draws, patterns and log-probabilities of prompts among them."""
     assert answers("leaf", VOCAB_SIZE, num_ranks, structured=True, **CIRCUMSTANCES[name]) == expected

@@ -30,7 +30,9 @@ MODEL_SETTINGS = ("dtype", "quantization", "model_impl", "hf_overrides", "max_mo
 def cache_identity(setup: WorkerSetup, kv_cache_config: KVCacheConfig, blocks: AnyBlocks) -> dict[str, Any]:
     """Everything that decides which bytes a block of the cache has for given tokens, as values that JSON can hold."""
     config = setup.config
+    ranks = {} if setup.num_ranks == 1 else {"ranks": setup.num_ranks}
     return {
+        **ranks,
         "quire": __version__,
         "model": config.model.served_model_name or config.model.model,
         "weights": _weights(config),

@@ -16,6 +16,7 @@ import torch
 
 from quire.attention.backend import AttentionBackend
 from quire.core.kv_spec import KVCacheConfig
+from quire.distributed.shared_pages import SharedPages
 from quire.utils.memory import HUGE_PAGES, read_memory
 from quire.worker.block_transfers import BlockTransfers, CudaTransfers, HostTransfers
 from quire.worker.kv_cache_tensors import CachePool, allocate_kv_caches
@@ -63,12 +64,14 @@ class HostMemory(DeviceMemory):
 
     Args:
         available_bytes: never more is free.
+        pages: that other processes map, too, of which it is taken; None = it is this process's own.
     """
 
     is_host = True
 
-    def __init__(self, available_bytes: int) -> None:
+    def __init__(self, available_bytes: int, pages: SharedPages | None = None) -> None:
         self._available_bytes = available_bytes
+        self._pages = pages
 
     def free_bytes(self) -> int:
         """What the machine, or the process's control group, has left."""
@@ -77,6 +80,8 @@ class HostMemory(DeviceMemory):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zero blocks of the operating system, huge ones where it has them."""
         num_bytes = math.prod(shape) * dtype.itemsize
+        if self._pages is not None:
+            return torch.frombuffer(self._pages.take(num_bytes), dtype=torch.uint8)[:num_bytes].view(dtype).view(shape)
         # Private, as shared memory gets huge pages only where another setting of the system allows it, which few do.
         blocks = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -14,6 +14,7 @@ from quire.config.model import ONLINE_QUANTIZATIONS
 from quire.distributed.communicator import Communicator, SingleCommunicator
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import SharedMemoryCommunicator
+from quire.distributed.shared_pages import SharedPages
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.native import NativeKernels
@@ -65,7 +66,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
             NativeCpuBackend.name, attention_params_of(setup.arch), setup.dtype, device, NativeCpuBackend(runtime)
         ),
         sampling=NativeSamplingOps(runtime) if vocab_size <= MAX_VOCAB_SIZE else TorchSamplingOps(),
-        memory=HostMemory(setup.platform.memory.available_bytes),
+        memory=_memory(setup),
         make_graphs=partial(RecordedSteps, runtime, vocab_size=vocab_size, agree=communicator.all_agree)
         if is_recording
         else no_graphs,
@@ -114,6 +115,13 @@ def _communicator(setup: WorkerSetup, runtime: NativeRuntime) -> Communicator:
         runtime, seat.fd, seat.rank, seat.size, capacity=seat.capacity, spin_us=_spin_us(setup),
         timeout_s=seat.timeout_s,
     )  # fmt: skip
+
+
+def _memory(setup: WorkerSetup) -> HostMemory:
+    seat, pages = setup.seat, None
+    if seat is not None and seat.cache_fds:
+        pages = SharedPages(seat.cache_fds[seat.rank], is_owner=True)
+    return HostMemory(setup.platform.memory.available_bytes, pages)
 
 
 def _packing_cache(config: QuireConfig, runtime: NativeRuntime) -> PackingCache | None:

@@ -1,0 +1,58 @@
+"""Blocks leave the caches of several ranks and come back whole: to a disk, to host memory, through a connector."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.distributed.shared_pages import SharedPages, make_shared_pages
+from quire.errors import CommunicationError, UnsupportedError
+from quire.kv_transfer import CONTRACT_VERSION, KVConnector
+from tests.e2e.test_kv_disk import NUM_COMPUTED, NUM_FULL, Core
+from tests.parallel.ranks import ranks_as_threads
+
+
+def answer(path: Path | None, num_ranks: int, **settings: Any) -> tuple[list[int], list[bytes], int]:
+    with ranks_as_threads():
+        core = Core(path, **({} if path else {"kv_disk": None}), tensor_parallel_size=num_ranks, **settings)
+    try:
+        return core.answer(0)
+    finally:
+        core.core.shutdown()
+
+
+def test_two_ranks_read_from_disk_what_two_ranks_wrote_and_never_what_one_did(tmp_path: Path):
+    tokens, logprobs, num_computed = answer(tmp_path, 1)
+    assert num_computed == NUM_COMPUTED
+    assert answer(tmp_path, 2) == (tokens, logprobs, NUM_COMPUTED)
+    assert answer(tmp_path, 2) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+    shared = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+    assert answer(tmp_path, 2, kv_disk=None, kv_transfer_config=shared) == (tokens, logprobs, NUM_COMPUTED)
+    assert answer(tmp_path, 2, kv_disk=None, kv_transfer_config=shared)[1:] == (logprobs, NUM_COMPUTED - NUM_FULL)
+
+
+class HookedConnector(KVConnector):
+    quire_contract = CONTRACT_VERSION
+    has_layer_hooks = True
+
+
+def test_a_connector_that_is_called_around_layers_is_refused():
+    hooked = {"kv_connector": "HookedConnector", "kv_connector_module_path": __name__}
+    with pytest.raises(UnsupportedError, match="called around every layer"):
+        answer(None, 2, kv_transfer_config=hooked)
+
+
+def test_pages_are_the_same_memory_where_the_same_sizes_are_taken():
+    (fd,) = make_shared_pages(1)
+    try:
+        mine, theirs = SharedPages(fd, is_owner=True), SharedPages(fd, is_owner=False)
+        first, second = mine.take(100), mine.take(5000)
+        first[99], second[4999] = 7, 8
+        assert theirs.take(100)[99] == 7 and theirs.take(5000)[4999] == 8
+        with pytest.raises(CommunicationError, match="differ in size"):
+            theirs.take(1)
+    finally:
+        os.close(fd)
