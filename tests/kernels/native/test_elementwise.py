@@ -30,26 +30,27 @@ TOLERANCE = {torch.bfloat16: 4e-2, torch.float32: 2e-6}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("num_rows", ROWS, ids="{} rows".format)
 @pytest.mark.parametrize("size", SIZES, ids="size {}".format)
 @pytest.mark.parametrize("with_residual", [False, True], ids=["plain", "residual"])
 def test_rms_norm_equals_its_reference(
-    runtime: NativeRuntime, portable: NativeRuntime, size: int, num_rows: int, dtype: torch.dtype, with_residual: bool
+    runtime: NativeRuntime, portable: NativeRuntime, size: int, dtype: torch.dtype, with_residual: bool
 ):
-    x, weight = randn(num_rows, size, dtype=dtype), randn(size, dtype=dtype)
-    residual = randn(num_rows, size, dtype=dtype, seed=1) if with_residual else None
-    total = x + residual if residual is not None else x
-    given = guarded(residual) if residual is not None else None
-    actual = rms_norm(runtime, x, weight, 1e-6, given.tensor if given else None)
-    assert_close(actual, reference.rms_norm(total, weight, 1e-6), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype] / 4)
-    assert same_bits(actual, rms_norm(portable, x, weight, 1e-6, residual.clone() if residual is not None else None))
-    if given is not None:
-        given.assert_bands()
-        assert same_bits(given.tensor, total)
+    for num_rows in ROWS:
+        x, weight = randn(num_rows, size, dtype=dtype), randn(size, dtype=dtype)
+        residual = randn(num_rows, size, dtype=dtype, seed=1) if with_residual else None
+        total = x + residual if residual is not None else x
+        given = guarded(residual) if residual is not None else None
+        kept = residual.clone() if residual is not None else None
+        actual = rms_norm(runtime, x, weight, 1e-6, given.tensor if given else None)
+        expected = reference.rms_norm(total, weight, 1e-6)
+        assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype] / 4)
+        assert same_bits(actual, rms_norm(portable, x, weight, 1e-6, kept))
+        if given is not None:
+            given.assert_bands()
+            assert same_bits(given.tensor, total)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("num_rows", ROWS, ids="{} rows".format)
 @pytest.mark.parametrize("size", SIZES, ids="size {}".format)
 @pytest.mark.parametrize("with_residual", [False, True], ids=["plain", "residual"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
@@ -57,25 +58,25 @@ def test_layer_norm_equals_its_reference(
     runtime: NativeRuntime,
     portable: NativeRuntime,
     size: int,
-    num_rows: int,
     dtype: torch.dtype,
     with_residual: bool,
     with_bias: bool,
 ):
-    x, weight = randn(num_rows, size, dtype=dtype), randn(size, dtype=dtype)
-    bias = randn(size, dtype=dtype, seed=2) if with_bias else None
-    residual = randn(num_rows, size, dtype=dtype, seed=1) + 3 if with_residual else None
-    total = x + residual if residual is not None else x
-    given, out = guarded(residual) if residual is not None else None, guarded(torch.zeros_like(x))
-    layer_norm(runtime, x, weight, bias, 1e-5, given.tensor if given else None, out=out.tensor)
-    out.assert_bands()
-    expected = reference.layer_norm(total, weight, bias, 1e-5)
-    assert_close(out.tensor, expected, atol=TOLERANCE[dtype] * 4, rtol=TOLERANCE[dtype] / 4)
-    kept = residual.clone() if residual is not None else None
-    assert same_bits(out.tensor, layer_norm(portable, x, weight, bias, 1e-5, kept))
-    if given is not None:
-        given.assert_bands()
-        assert same_bits(given.tensor, total)
+    for num_rows in ROWS:
+        x, weight = randn(num_rows, size, dtype=dtype), randn(size, dtype=dtype)
+        bias = randn(size, dtype=dtype, seed=2) if with_bias else None
+        residual = randn(num_rows, size, dtype=dtype, seed=1) + 3 if with_residual else None
+        total = x + residual if residual is not None else x
+        given, out = guarded(residual) if residual is not None else None, guarded(torch.zeros_like(x))
+        kept = residual.clone() if residual is not None else None
+        layer_norm(runtime, x, weight, bias, 1e-5, given.tensor if given else None, out=out.tensor)
+        out.assert_bands()
+        expected = reference.layer_norm(total, weight, bias, 1e-5)
+        assert_close(out.tensor, expected, atol=TOLERANCE[dtype] * 4, rtol=TOLERANCE[dtype] / 4)
+        assert same_bits(out.tensor, layer_norm(portable, x, weight, bias, 1e-5, kept))
+        if given is not None:
+            given.assert_bands()
+            assert same_bits(given.tensor, total)
 
 
 def test_rows_of_a_wider_matrix_are_read_by_their_stride(runtime: NativeRuntime):
@@ -125,24 +126,24 @@ GATED_SIZES = [1, 15, 16, 17, 2047, 2049]
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("num_rows", [0, 1, 5], ids="{} rows".format)
 @pytest.mark.parametrize("size", GATED_SIZES, ids="size {}".format)
 def test_gated_activations_equal_their_references(
-    runtime: NativeRuntime, portable: NativeRuntime, size: int, num_rows: int, dtype: torch.dtype, name: str
+    runtime: NativeRuntime, portable: NativeRuntime, size: int, dtype: torch.dtype, name: str
 ):
     gated, expected = ACTIVATIONS[name]
-    x = (randn(num_rows, 2 * size) * 3).to(dtype)
-    before, out = x.clone(), guarded(torch.zeros(num_rows, size, dtype=dtype))
-    gated(runtime, x, out=out.tensor)
-    out.assert_bands()
-    assert same_bits(x, before)
-    # The activation is within 3e-7 of its gate, rounded, and so is the product; either may fall the other way.
-    rtol = {torch.bfloat16: 2.0**-7, torch.float32: 2e-6}[dtype]
-    gates, ups = x.double().chunk(2, dim=-1)
-    assert_close(out.tensor, expected(x), atol=3e-7 * (gates * ups).abs(), rtol=rtol)
-    assert same_bits(out.tensor, gated(portable, x))
-    for row in range(num_rows):
-        assert same_bits(out.tensor[row : row + 1], gated(runtime, x[row : row + 1]))
+    for num_rows in (0, 1, 5):
+        x = (randn(num_rows, 2 * size) * 3).to(dtype)
+        before, out = x.clone(), guarded(torch.zeros(num_rows, size, dtype=dtype))
+        gated(runtime, x, out=out.tensor)
+        out.assert_bands()
+        assert same_bits(x, before)
+        # The activation is within 3e-7 of its gate, rounded, and so is the product; either may fall the other way.
+        rtol = {torch.bfloat16: 2.0**-7, torch.float32: 2e-6}[dtype]
+        gates, ups = x.double().chunk(2, dim=-1)
+        assert_close(out.tensor, expected(x), atol=3e-7 * (gates * ups).abs(), rtol=rtol)
+        assert same_bits(out.tensor, gated(portable, x))
+        for row in range(num_rows):
+            assert same_bits(out.tensor[row : row + 1], gated(runtime, x[row : row + 1]))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
