@@ -99,6 +99,20 @@ test-llama-cpp: $(VENV)/.test      ## logits of GGUF files against llama.cpp's; 
 docs: $(VENV)/.dev                 ## regenerate the reference pages
 	$(BIN)/python -m quire.entrypoints.args --write-docs
 
+# The docs site has an environment of its own.
+build/venvs/site/.ready: deploy/site/packages.txt
+	@$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+.PHONY: site test-site
+site: build/venvs/site/.ready      ## the docs as a site that works without a network, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 build/venvs/site/bin/mkdocs build --strict --quiet
+	@echo build/site/index.html
+
+test-site: site $(VENV)/.test      ## that site in headless Chromium, as files: every section, the search, dark and light; nothing from elsewhere
+	$(BIN)/python -m tests.page.site build/site
+
 leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two cores); kept only if its scores are no worse
 	$(BIN)/python -m training.build
 
