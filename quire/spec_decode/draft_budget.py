@@ -4,8 +4,8 @@ Called by the draft controller. Functions without state. With n rows that decode
 to stand, a step is expected to give n + (sum of their chances) tokens in cost(B) seconds; B is where that is largest,
 and 0 unless it is better by MIN_GAIN. Chances never rise within a row, so the best B drafts are a prefix of each row's.
 
-Only some numbers are considered: those with which the step has a common size. A step's size is captured when it is
-first met, which takes as long as some ten steps; so few sizes are used, and each soon costs what it will cost.
+Only some numbers are considered: those with which the step has a common size (`core.step_sizes`). A step's size is
+captured when it is first met, which takes as long as some ten steps of a small model; so few sizes are used.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from quire.core.step_sizes import is_common
+
 # What drafts must promise to be verified: errors of the estimates must not eat the gain.
 MIN_GAIN = 1.03
-# Tokens of a step up to which all sizes are common; beyond it four or three in each doubling.
-ALL_COMMON = 8
-COMMON_SHARES = (8, 10, 12)
 
 
 class DraftBudget(NamedTuple):
@@ -45,14 +44,6 @@ def common_budgets(num_decoding: int, most: int) -> tuple[int, ...]:
     """
     numbers = [number for number in range(1, most + 1) if is_common(num_decoding + number)]
     return tuple(numbers or range(1, most + 1))
-
-
-def is_common(num_tokens: int) -> bool:
-    """Whether steps of so many tokens are used."""
-    if num_tokens <= ALL_COMMON:
-        return True
-    shift = num_tokens.bit_length() - 4
-    return num_tokens >> shift in COMMON_SHARES and num_tokens & ((1 << shift) - 1) == 0
 
 
 def best_budget(

@@ -21,6 +21,7 @@ from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
 from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.step_sizes import common_sizes
 from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
 from quire.distributed.seat import Seat
@@ -60,7 +61,7 @@ from quire.worker.offloading import OffloadingWorker
 from quire.worker.request_states import RequestStates
 from quire.worker.setup import make_setup
 from quire.worker.step_channel import StepChannel
-from quire.worker.warmup import warm_up
+from quire.worker.warmup import capture_steps, warm_up
 
 
 class Worker:
@@ -244,6 +245,9 @@ class Worker:
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         warm_up(self._model, attention, block_tables, num_tokens, ops.device)
+        if setup.limits.num_drafts and group is None and not any(block_tables.has_state):
+            most_tokens = min(num_tokens, max_num_seqs * (1 + setup.limits.num_drafts))
+            capture_steps(graphs, common_sizes(most_tokens), ops.device)
         if self._drafter is not None:
             cache = DrafterCache(
                 config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables

@@ -5,6 +5,8 @@ A captured step reads its inputs where they were when it was captured, so featur
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from quire.attention.context import ForwardContext
@@ -13,6 +15,7 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import MakeStepGraphs
 from quire.worker.input_batch import InputBatch
+from quire.worker.warmup import capture_steps
 
 MAX_TOKENS = 64
 """Of a step that is captured: larger ones spend little of their time between kernels."""
@@ -35,7 +38,12 @@ class HeadGraphs:
     ) -> None:
         self._head = head
         self._features = torch.zeros(MAX_TOKENS, head.arch.hidden_size, dtype=head.dtype, device=device)
+        self._device = device
         self._graphs = make_graphs(self, attention, block_tables)
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Capture steps of these numbers of tokens, each at most a block."""
+        capture_steps(self._graphs, sizes, self._device, [self._features])
 
     def run(self, batch: InputBatch, features: torch.Tensor) -> torch.Tensor | None:
         """As `FeatureHead.forward`, for rows whose slots are their positions; valid until the next step, None = not one

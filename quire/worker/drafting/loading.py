@@ -16,6 +16,7 @@ from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
 from quire.config.token_tree import Tree
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.step_sizes import common_sizes
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError
 from quire.layers.options import LayerOptions
@@ -43,13 +44,16 @@ from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import DraftPasses
 from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.setup import WorkerSetup
-from quire.worker.warmup import warm_up
+from quire.worker.warmup import capture_steps, warm_up
 
 PREFIX = "draft."
 """Of the names of a drafting model's layers among all layers with a cache."""
 
 MAX_FILL_TOKENS = 1024
 """Most missing tokens that are computed beside one step: as long as a step of the target may take."""
+
+MOST_CAPTURED_ROWS = 4
+"""Of steps of what drafts that are captured at start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +266,8 @@ class LanguageModelDrafter:
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
         graphs = ops.make_graphs(self._model, attention, cache.block_tables)
         warm_up(self._model, attention, cache.block_tables, min(setup.block_size, longest), ops.device)
+        if not any(cache.block_tables.has_state):
+            capture_steps(graphs, common_sizes(min(_most_captured(setup), longest)), ops.device)
         passes = DraftPasses(self._model, attention, cache.block_tables, graphs, ops.device)
         limits = setup.limits
         most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
@@ -295,6 +301,7 @@ class FeatureDrafter:
         graphs = None
         if self._head.is_native:
             graphs = HeadGraphs(self._head, ops.make_graphs, attention, cache.block_tables, ops.device)
+            graphs.capture(common_sizes(_most_captured(setup)))
         return FeatureDrafts(
             self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs
         )
@@ -330,7 +337,13 @@ class MedusaDrafter:
             graphs = MedusaGraphs(
                 heads, compute_logits, ops.make_graphs, cache.attention([]), cache.block_tables, ops.device
             )
+            graphs.capture(range(1, min(MOST_CAPTURED_ROWS, len(cache.block_tables.tables[0])) + 1))
         return MedusaDrafts(heads, compute_logits, choice, graphs)
+
+
+def _most_captured(setup: WorkerSetup) -> int:
+    """Tokens up to which steps of what drafts are captured at start: those of a few rows."""
+    return min(setup.block_size, min(MOST_CAPTURED_ROWS, setup.limits.max_num_seqs) * (1 + setup.limits.num_drafts))
 
 
 def _prefixed(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:

@@ -6,6 +6,8 @@ as they are, and once for each head, which adds to them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
@@ -16,6 +18,7 @@ from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import MakeStepGraphs
 from quire.worker.drafting.passes import make_batch
 from quire.worker.input_batch import InputBatch
+from quire.worker.warmup import capture_steps
 
 MAX_ROWS = 16
 """Of a step that is captured: larger ones spend little of their time between kernels."""
@@ -46,6 +49,10 @@ class MedusaGraphs:
         self._repeated = torch.zeros(MAX_ROWS, heads.arch.num_heads, heads.hidden_size, dtype=dtype, device=device)
         self._graphs = make_graphs(self, attention, block_tables)
         self._batches: dict[int, InputBatch] = {}
+
+    def capture(self, sizes: Iterable[int]) -> None:
+        """Capture steps of these numbers of rows."""
+        capture_steps(self._graphs, sizes, self._device, [self._hidden, self._repeated])
 
     def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor | None:
         """[n * num_heads, vocab_size] float32 of the rows' heads, valid until the next call; None = too many rows."""

@@ -24,9 +24,11 @@ from quire.layers.recurrent_state import state_tensors
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device import recorded_steps
+from quire.worker.device.graphs import NoGraphs
 from quire.worker.device.recorded_steps import RecordedSteps
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_cache_tensors import CachePool
+from quire.worker.warmup import capture_steps
 
 VOCAB, SIZE = 48, 32
 
@@ -142,6 +144,23 @@ def test_a_replay_with_other_bits_is_given_up():
     x = linear.gather_rows(model.runtime, torch.tensor(STEPS[1]), model.table, SIZE)
     assert second is not None and torch.equal(second, elementwise.rms_norm(model.runtime, x, model.weight, 1e-5))
     assert graphs.forward(batch(STEPS[2])) is None
+
+
+def test_steps_with_drafts_are_captured_at_start_for_as_long_as_that_may_take():
+    model = Model(NativeRuntime())
+    graphs, times = graphs_of(model), iter([0.0, 0.5, 1.0])
+    assert capture_steps(graphs, [1, 2, 3], torch.device("cpu"), clock=lambda: next(times)) == 2
+    for token_ids in ([5], [3, 7]):
+        hidden = graphs.forward(batch(token_ids, [len(token_ids)]))
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids)) and not graphs.is_capture
+    assert model.num_calls == 4 and capture_steps(NoGraphs(), [1, 2], torch.device("cpu")) == 0
+
+
+def test_a_replay_at_start_that_would_only_leave_what_was_captured_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    graphs = graphs_of(Model(NativeRuntime()))
+    monkeypatch.setattr(StepGraph, "replay", lambda graph: None)
+    capture_steps(graphs, [2], torch.device("cpu"))
+    assert graphs.forward(batch([3, 7])) is None
 
 
 def test_what_the_model_writes_is_written_after_a_replay_that_is_compared_with_it(monkeypatch: pytest.MonkeyPatch):
