@@ -6,11 +6,10 @@ Reads /debug/state of a server; q or Ctrl-C ends it. Without a terminal it print
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import time
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,12 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quire import envs
-from quire.errors import ConfigError, QuireClientError
+from quire.errors import QuireClientError
 from quire.utils.checks import check_float
+from quire.utils.http_get import get
 from quire.utils.memory import format_bytes
 
-TIMEOUT_S = 30.0
-MAX_BYTES = 64 << 20
 MIN_INTERVAL_S = 0.5
 BARS = " ▁▂▃▄▅▆▇█"
 MAX_POINTS = 600
@@ -66,51 +64,23 @@ class StateSource:
     """Asks a server for its state, each time for what is new in its series.
 
     Raises:
-        ConfigError: the address is not valid, or no server responds there.
-        QuireClientError: the server does not show its state; says why.
+        ConfigError, QuireClientError: as `get`.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"--url {url!r} is not a valid address", hint="for example http://127.0.0.1:8000", field="url"
-            )
-        self._parts = parts
-        self._path = parts.path.rstrip("/").removesuffix("/v1") + "/debug/state"
-        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._url, self._api_key = url, api_key
         self._since = 0.0
 
     def read(self) -> dict[str, Any]:
         """The state of now."""
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT_S)
-        try:
-            connection.request("GET", f"{self._path}?{urlencode({'since': self._since})}", headers=self._headers)
-            response = connection.getresponse()
-            content = response.read(MAX_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(
-                f"no server responds at {self._parts.geturl()}: {error}", hint="start one: quire serve", field="url"
-            ) from None
-        finally:
-            connection.close()
-        if response.status != 200:
-            raise QuireClientError(_reason(content, response.reason), hint=f"the server answered {response.status}")
+        content = get(self._url, f"/debug/state?{urlencode({'since': self._since})}", self._api_key)
         try:
             state: dict[str, Any] = json.loads(content)
             times = [model["series"]["time"] for model in state["models"]]
         except (ValueError, KeyError, TypeError):
-            raise QuireClientError(f"{self._parts.geturl()} is not a Quire server, or one of another version") from None
+            raise QuireClientError(f"{self._url} is not a Quire server, or one of another version") from None
         self._since = max([self._since, *(one[-1] for one in times if one)])
         return state
-
-
-def _reason(content: bytes, reason: str) -> str:
-    try:
-        return str(json.loads(content)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return reason
 
 
 class TopView:

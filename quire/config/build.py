@@ -29,6 +29,7 @@ from quire.config.server import (
     ResponsesConfig,
     ServerConfig,
     TracingConfig,
+    UsageConfig,
 )
 from quire.config.speculative_forms import SpeculationSettings, parse_speculation
 from quire.config.structured_outputs import StructuredOutputsConfig
@@ -59,7 +60,7 @@ _NESTED_NOT_YET: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 SERVER_SECTIONS: dict[str, type] = {
     "http": HttpConfig, "api": ApiConfig, "limits": LimitsConfig, "tracing": TracingConfig,
-    "responses": ResponsesConfig, "headless": HeadlessConfig,
+    "responses": ResponsesConfig, "usage": UsageConfig, "headless": HeadlessConfig,
 }  # fmt: skip
 DYNAMO_SECTIONS: dict[str, type] = {"dynamo": DynamoConfig}
 

@@ -264,6 +264,23 @@ class ResponsesConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsageConfig:
+    """Record of the tokens that tenants use."""
+
+    usage_ledger: str | None = setting(
+        None,
+        "SQLite file in which tokens are counted by day, tenant, API key (its fingerprint) and model, across restarts; "
+        "`quire usage` and GET /v1/usage read it. Several servers may share one.",
+    )
+    usage_ledger_max_days: int = setting(
+        400, "Days after which rows of the usage ledger are deleted.", minimum=1, maximum=36_500
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadlessConfig:
     """An engine behind a front end of vLLM's, in place of the HTTP server."""
 
@@ -304,4 +321,5 @@ class ServerConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
+    usage: UsageConfig = field(default_factory=UsageConfig)
     headless: HeadlessConfig = field(default_factory=HeadlessConfig)

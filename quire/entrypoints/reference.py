@@ -149,6 +149,7 @@ def render_sampling_reference() -> str:
 def _metrics() -> str:
     from quire.metrics.engine_metrics import EngineMetrics  # late: `--help` does not need them
     from quire.metrics.model_metrics import ModelMetrics
+    from quire.metrics.process_metrics import EXAMPLE_USAGE
     from quire.metrics.server_metrics import Merged
 
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
@@ -158,6 +159,8 @@ def _metrics() -> str:
     assert metrics.drafts is not None, "speculation is configured"
     decided = ControllerStats(buckets=(BucketStats("load", 1.0, is_closed=False, num_closings=0),))
     metrics.drafts.show(SpeculationStats(controller=decided))
+    metrics.show_processes(lambda: [EXAMPLE_USAGE])
+    metrics.server.record_tenant("tenant", 0, 0, 0, 0)
     metrics.show_start("server", [("settings", 0.0)])
     of_models = ModelMetrics()
     of_models.show_model("model", ["ready"], state=str, memory_bytes=float, num_waiting=float, predicted_wait_s=float)

@@ -14,7 +14,9 @@ from quire.core.memory_parts import MemoryPart
 from quire.core.process_stats import RankUsage
 
 GAUGES: dict[str, tuple[str, Callable[[RankUsage], float]]] = {
-    "resident_memory_bytes": ("Resident memory of engine cores' processes.", lambda one: one.rss_bytes),
+    "resident_memory_bytes": (
+        "Resident memory of engine cores' processes, ranks on this machine.", lambda one: one.rss_bytes,
+    ),
     "proportional_memory_bytes": (
         "The same with pages that several processes have divided among them (PSS); read every 15 s at most.",
         lambda one: one.pss_bytes,
@@ -36,6 +38,10 @@ _HUGE: dict[str, Callable[[RankUsage], int]] = {
     "asked": lambda one: one.memory.get(MemoryPart.HUGE_PAGES_ASKED.label, 0),
     "obtained": lambda one: one.huge_bytes,
 }
+
+
+EXAMPLE_USAGE = RankUsage(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, {MemoryPart.WEIGHTS.label: 0})
+"""For the reference of metrics."""
 
 
 class ProcessMetrics(Collector):
@@ -64,9 +70,12 @@ class ProcessMetrics(Collector):
                 for value, count in reads.items():
                     counter.add_metric([*self._of(one), value], count(one))
             yield counter
-        doc = "Memory for which these processes asked for huge pages, and memory that is in huge pages."
+        doc = "Memory for which huge pages were asked for (asked, of rank 0), and that is in huge pages (obtained)."
         huge = GaugeMetricFamily("quire:core_huge_page_bytes", doc, labels=[*labels, "kind"])
-        doc = "Memory of engine cores' own processes by what it is for; a KV cache counts whole, used or not."
+        doc = (
+            "Memory of rank 0 by what it is for: weights (as the checkpoint has them), packed_weights, kv_cache and "
+            "swap_space (whole, used or not), host_tier, captures, drafts, grammars; other = resident beyond these."
+        )
         parts = GaugeMetricFamily("quire:core_memory_bytes", doc, labels=[*labels, "part"])
         for one in usages:
             for kind, size in _HUGE.items():

@@ -24,6 +24,16 @@ REFUSALS = (
 )  # fmt: skip
 
 
+MAX_SHOWN_TENANTS = 200
+OTHER_TENANTS = "(others)"
+TENANT_COUNTERS = {
+    "requests": "Requests that have ended, each prompt counted; tenants beyond 200 are (others).",
+    "prompt_tokens": "Prompt tokens of these requests; of one that was left, if a token had come of it.",
+    "cached_tokens": "Of these, tokens found in the prefix cache.",
+    "generated_tokens": "Generated tokens of these requests.",
+}
+
+
 class ServerMetrics:
     """Series without a model."""
 
@@ -38,6 +48,11 @@ class ServerMetrics:
         )  # fmt: skip
         for reason in REFUSALS:
             self._refusals.labels(reason=reason, tenant="")
+        self._tenant_counters = {
+            name: Counter(f"quire:tenant_{name}", doc, ["tenant"], registry=self.registry)
+            for name, doc in TENANT_COUNTERS.items()
+        }
+        self._shown_tenants: set[str] = set()
         self._dropped_traces = Counter(
             "quire:traces_dropped", "Request traces that the collector did not accept.", registry=self.registry
         )
@@ -50,6 +65,19 @@ class ServerMetrics:
             tenant: whose it was, by the name in the key file; "" = unknown.
         """
         self._refusals.labels(reason=reason, tenant=tenant).inc()
+
+    def record_tenant(
+        self, tenant: str, requests: int, prompt_tokens: int, cached_tokens: int, generated_tokens: int
+    ) -> None:
+        """Requests of a tenant have ended; the first `MAX_SHOWN_TENANTS` have series of their own."""
+        if tenant not in self._shown_tenants:
+            if len(self._shown_tenants) < MAX_SHOWN_TENANTS:
+                self._shown_tenants.add(tenant)
+            else:
+                tenant = OTHER_TENANTS
+        counts = (requests, prompt_tokens, cached_tokens, generated_tokens)
+        for counter, count in zip(self._tenant_counters.values(), counts, strict=True):
+            counter.labels(tenant=tenant).inc(count)
 
     def record_dropped_traces(self, count: int) -> None:
         """Traces of `count` requests were not sent; may be called by any thread."""

@@ -23,6 +23,7 @@ from quire.server.api.anthropic.errors import MESSAGES_ERRORS
 from quire.server.api.openai.info_routes import InfoRoutes
 from quire.server.api.openai.migration_routes import MigrationRoutes, ResumeRequest, SnapshotRequest
 from quire.server.api.openai.operator_routes import OperatorRoutes, RestartRequest, ScaleRequest
+from quire.server.api.openai.usage_routes import UsageRoutes
 from quire.server.api.responses.errors import RESPONSES_ERRORS
 from quire.server.api.responses.kept import KeptResponses
 from quire.server.api.responses.kept_routes import KeptRoutes
@@ -235,6 +236,7 @@ class Routes:
         self.add("/v1/responses/{response_id}", responses.delete, method="DELETE")
         self.add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
         self.add("/v1/responses/{response_id}/input_items", responses.input_items)
+        self.add("/v1/usage", UsageRoutes(parts).usage)
         if not parts.config.http.disable_fastapi_docs:
             self.add("/openapi.json", self._openapi)
             self.add("/docs", _docs)

@@ -6,7 +6,7 @@ the core, which takes longest to start, waits for this. No state.
 
 from __future__ import annotations
 
-from quire.config.server import ApiConfig, HttpConfig, ResponsesConfig, ServerConfig, TracingConfig
+from quire.config.server import ApiConfig, HttpConfig, ResponsesConfig, ServerConfig, TracingConfig, UsageConfig
 from quire.server.http.keys import read_checked_keys
 
 
@@ -21,6 +21,7 @@ def check_files(config: ServerConfig, policy: str) -> None:
     _check_store(config.responses)
     _check_tls(config.http)
     _check_tracing(config.tracing)
+    _check_usage(config.usage)
 
 
 def _check_parsers(api: ApiConfig) -> None:
@@ -65,3 +66,11 @@ def _check_tracing(tracing: TracingConfig) -> None:
         from quire.server.http.tracing import check_endpoint
 
         check_endpoint(tracing.otlp_traces_endpoint)
+
+
+def _check_usage(usage: UsageConfig) -> None:
+    """Look at the file that is to count tokens."""
+    if usage.usage_ledger is not None:
+        from quire.server.usage.ledger import check_ledger
+
+        check_ledger(usage.usage_ledger)

@@ -11,7 +11,15 @@ from typing import Any
 
 import openai
 
-from quire.config.server import ApiConfig, HttpConfig, LimitsConfig, ResponsesConfig, ServerConfig, TracingConfig
+from quire.config.server import (
+    ApiConfig,
+    HttpConfig,
+    LimitsConfig,
+    ResponsesConfig,
+    ServerConfig,
+    TracingConfig,
+    UsageConfig,
+)
 from quire.server.launcher import DrainingServer, make_server
 
 
@@ -20,7 +28,7 @@ def server_config(**settings: Any) -> ServerConfig:
     parts: dict[str, Any] = {}
     sections = (
         ("http", HttpConfig), ("api", ApiConfig), ("limits", LimitsConfig), ("tracing", TracingConfig),
-        ("responses", ResponsesConfig),
+        ("responses", ResponsesConfig), ("usage", UsageConfig),
     )  # fmt: skip
     for section, config in sections:
         names = [name for name in settings if name in config.__dataclass_fields__]

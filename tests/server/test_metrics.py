@@ -229,6 +229,8 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "request_prefill_kv_computed_tokens_sum": prompts - cached,
         "request_params_n_sum": sum(one[1] for one in ended),
         "request_num_preemptions_sum": 0, "traces_dropped_total": 0,
+        "tenant_requests_total default": len(ended) + 2 + 1, "tenant_prompt_tokens_total default": prompts,
+        "tenant_cached_tokens_total default": cached, "tenant_generated_tokens_total default": tokens,
         "inter_token_latency_seconds_count": sum(n * (max_tokens - 1) for _, n, max_tokens in ended),
         "request_time_per_output_token_seconds_count": sum(n * max_tokens > 1 for _, n, max_tokens in ended),
     }  # fmt: skip

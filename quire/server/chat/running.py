@@ -29,6 +29,7 @@ from quire.server.http.errors import (
     ClientGoneError,
 )
 from quire.server.http.tenants import Charge, Tenant
+from quire.server.usage.ledger import TokenUse
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -43,7 +44,7 @@ class GenerationJob:
         prompts: one or many, all with the same `params`.
         options: of each prompt.
         received_s: when the request came, monotonic clock.
-        tenant: whose it is.
+        tenant: whose it is, by the key of this fingerprint.
         charge: what it was charged before its prompts were read.
     """
 
@@ -53,6 +54,7 @@ class GenerationJob:
     params: SamplingParams
     options: RequestOptions = DEFAULT_OPTIONS
     received_s: float = 0.0
+    key: str = ""
     charge: Charge | None = None
 
 
@@ -157,7 +159,7 @@ class Run:
         try:
             output = part.stream.take()
         except QuireClientError:  # it never ran
-            part.account.num_open = 0
+            part.account.forget()
             raise
         except QueueTimeoutError:
             part.account.close("queue_timeout")
@@ -257,10 +259,13 @@ class _RequestMetrics:
         self._admission = state.admission
         self._params = params = work.params
         self._tenant = work.tenant
+        self._accounts, self._account = state.parts.accounts, (work.tenant.name, work.key, state.model_names[0])
         self._is_cumulative = params.output_kind is RequestOutputKind.CUMULATIVE
         self._num_tokens = [0] * params.n  # by answer
         self._num_prompt_tokens = num_prompt_tokens
         self._last_token_s = 0.0
+        self._num_cached = 0
+        self._is_counted = False
         self.num_open = params.n
 
     def note(self, output: RequestOutput) -> None:
@@ -279,18 +284,29 @@ class _RequestMetrics:
         if output.finished:
             self.num_open = 0
             self._admission.note_answers(output.metrics.num_generation_tokens, self._params.n)
+            num_cached = output.num_cached_tokens or 0
             self._metrics.record_request(
-                output.metrics, self._params, self._num_prompt_tokens, output.num_cached_tokens or 0,
-                max(self._num_tokens),
-            )  # fmt: skip
+                output.metrics, self._params, self._num_prompt_tokens, num_cached, max(self._num_tokens)
+            )
+            use = TokenUse(1, self._num_prompt_tokens, num_cached, output.metrics.num_generation_tokens)
+            self._accounts.add(*self._account, use)
+            self._is_counted = True
         if failed:
             raise ApiError(INTERNAL, REQUEST_FAILED)
+
+    def forget(self) -> None:
+        """It never ran."""
+        self.num_open, self._is_counted = 0, True
 
     def close(self, reason: str) -> None:
         """What has not ended by itself ends for `reason`."""
         for _ in range(self.num_open):
             self._metrics.record_finish(reason)
         self.num_open = 0
+        if not self._is_counted:  # a prompt counts once a token has come of it: it was computed then
+            self._is_counted, num_generated = True, sum(self._num_tokens)
+            prompt = (self._num_prompt_tokens, self._num_cached) if num_generated else (0, 0)
+            self._accounts.add(*self._account, TokenUse(1, *prompt, num_generated))
 
     def _num_new(self, answer: CompletionOutput) -> int:
         """Tokens of `answer` that were not counted yet."""
@@ -302,7 +318,7 @@ class _RequestMetrics:
 
     def _note_intervals(self, output: RequestOutput) -> None:
         """From the last output's token to this one's; of an answer that comes whole, the mean."""
-        last_token_s = output.metrics.last_token_ts
+        last_token_s, self._num_cached = output.metrics.last_token_ts, output.num_cached_tokens or 0
         if len(output.outputs) == 1:  # nearly always
             steps = total = self._num_new(output.outputs[0])
         else:

@@ -179,6 +179,7 @@ class ChatService:
             options=options,
             received_s=known.received_s,
             tenant=known.tenant,
+            key=known.key,
             charge=charge,
         )
         if self._state.config.api.enable_log_requests:

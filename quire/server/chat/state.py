@@ -36,6 +36,7 @@ from quire.server.http.prompt_workers import PromptWorkers
 from quire.server.http.recent_requests import RecentRequests
 from quire.server.http.tenants import Tenants
 from quire.server.http.tracing import Tracing, make_tracing
+from quire.server.usage.tokens import TokenAccounts, make_accounts
 from quire.utils.checks import shown
 from quire.utils.phases import Phases
 from quire.version import __version__
@@ -50,6 +51,7 @@ class ServerParts:
         workers: threads for prompts, shared by the tenants.
         body_budget: of the bodies of all requests.
         keep_alive: writes to silent streams.
+        accounts: of the tokens that tenants use.
         recent: the latest requests, for the page; None = it is off.
         created: Unix time of the start.
     """
@@ -61,6 +63,7 @@ class ServerParts:
     workers: PromptWorkers
     body_budget: BodyBudget
     keep_alive: KeepAlive
+    accounts: TokenAccounts
     recent: RecentRequests | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -68,6 +71,7 @@ class ServerParts:
         """End their threads."""
         self.keep_alive.close()
         self.workers.close()
+        await asyncio.to_thread(self.accounts.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
@@ -182,6 +186,7 @@ def make_parts(config: ServerConfig, keys: ApiKeys) -> ServerParts:
         workers=PromptWorkers(),
         body_budget=BodyBudget(config.limits.max_bodies_bytes, lambda: tenants.has_several),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
+        accounts=make_accounts(config.usage, metrics),
         recent=None if config.http.disable_debug else RecentRequests(),
     )
 

@@ -20,6 +20,8 @@ from quire.errors import ConfigError, QuireError, unknown_name
 from quire.utils.checks import check_text, shown, wrong_type
 
 MIN_KEY_CHARS = 8
+FINGERPRINT_DIGITS = 12
+"""By which a key is named where it must not be shown: so many of its SHA-256."""
 MAX_FILE_BYTES = 1 << 20
 MAX_YAML_EVENTS = 100_000
 TENANT = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -46,7 +48,12 @@ class ApiKeys:
         return bool(self._tenants)
 
     def tenant_of(self, authorization: bytes) -> str | None:
-        """The tenant of an Authorization header; None when its key is not valid.
+        """The tenant of an Authorization header; None when its key is not valid."""
+        found = self.find(authorization)
+        return None if found is None else found[0]
+
+    def find(self, authorization: bytes) -> tuple[str, str] | None:
+        """Tenant and fingerprint of the key of an Authorization header; None when the key is not valid.
 
         Takes the same time whatever the key: digests are compared, all of them, in constant time each.
         """
@@ -56,7 +63,9 @@ class ApiKeys:
         for valid, tenant in self._tenants:
             if hmac.compare_digest(valid, digest):
                 found = tenant
-        return found if scheme.lower() == b"bearer" else None
+        if found is None or scheme.lower() != b"bearer":
+            return None
+        return found, digest.hex()[:FINGERPRINT_DIGITS]
 
 
 def read_api_keys(config: ApiConfig) -> ApiKeys:

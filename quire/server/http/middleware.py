@@ -194,12 +194,12 @@ class AuthMiddleware:
             return None
         if not self._tenants.needs_key:
             return self._origins.refusal(scope)
-        tenant = self._tenants.of(_authorization(scope))
-        if tenant is None:
+        owner = self._tenants.find(_authorization(scope))
+        if owner is None:
             return ApiError(
                 UNAUTHORIZED, "a valid API key is required: send Authorization: Bearer KEY, or X-Api-Key: KEY"
             )
-        known.tenant = tenant
+        known.tenant, known.key = owner
         return None
 
 

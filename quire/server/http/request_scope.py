@@ -61,6 +61,7 @@ class RequestScope:
         error_form: how its errors are written; None = as OpenAI does.
         has_unusable_id: the client's X-Request-Id was not used; the route names it.
         tenant: whose it is; set by `Gate`, which refuses requests before that only for their size.
+        key: fingerprint of its API key; "" = it has none.
         is_metered: it counts against the limits of `tenant`: answers have its rate headers, and traces a span.
         body: bytes of its body that are held; None before it is received.
         answer: None until there is one.
@@ -72,6 +73,7 @@ class RequestScope:
     error_form: ErrorForm | None = None
     has_unusable_id: bool = False
     tenant: Tenant = field(init=False)
+    key: str = ""
     is_metered: bool = False
     body: BodyLease | None = None
     answer: AnswerRecord | None = None

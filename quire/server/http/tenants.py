@@ -252,8 +252,13 @@ class Tenants:
 
     def of(self, authorization: bytes) -> Tenant | None:
         """Whose an Authorization header is; None when its key is not valid."""
-        name = self._keys.tenant_of(authorization)
-        return None if name is None else self._by_name[name]
+        found = self.find(authorization)
+        return None if found is None else found[0]
+
+    def find(self, authorization: bytes) -> tuple[Tenant, str] | None:
+        """As `of`, and the fingerprint of the key."""
+        found = self._keys.find(authorization)
+        return None if found is None else (self._by_name[found[0]], found[1])
 
     def all(self) -> list[Tenant]:
         """Every tenant that has a key; of a server without keys, the one that all requests are of."""
