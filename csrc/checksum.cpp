@@ -63,4 +63,12 @@ uint64_t checksum(Pool& pool, const void* data, int64_t bytes) {
   return finish(sum);
 }
 
+uint64_t checksum_alone(const void* data, int64_t bytes) {
+  uint64_t sum = static_cast<uint64_t>(bytes);
+  for (int64_t done = 0; done < bytes; done += kChunk) {
+    sum = mix(sum, checksum_chunk(static_cast<const uint8_t*>(data) + done, min_i64(kChunk, bytes - done)));
+  }
+  return finish(sum);
+}
+
 }  // namespace quire

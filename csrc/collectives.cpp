@@ -126,6 +126,8 @@ void reduce_as(const ReduceArgs& args) {
     for (int64_t part = 0; part < num_parts; ++part) {
       std::memcpy(buffer + group.rank() * most + part * num, data + part * part_size + begin, num * sizeof(T));
     }
+    const int64_t item = sizeof(T), row = num_parts * num * item;
+    group.wrote(group.rank() * most * item, row, 1, row);
     group.arrive();
     group.wait_for_all();
     const int64_t own = args.is_scattered ? group.rank() * num : 0;
@@ -155,6 +157,7 @@ void gather(Pool& pool, const GatherArgs& args) {
     if (is_writer) {
       group.wait_for_readers();
       copy_rows(pool, buffer + first, width, source, args.own_stride, num, own, true);
+      group.wrote(first, width, num, own, args.root);
     }
     group.arrive();
     if (!is_reader) continue;
@@ -183,6 +186,7 @@ void gather_rows(Pool& pool, const GatherRowsArgs& args) {
       const int64_t id = args.ids[begin + row] - args.first;
       if (id < 0 || id >= args.count) continue;
       std::memcpy(buffer + row * args.row_bytes, args.own + (begin + row) * args.row_bytes, args.row_bytes);
+      group.wrote(row * args.row_bytes, args.row_bytes, 1, args.row_bytes);
     }
     group.arrive();
     group.wait_for_all();
@@ -211,6 +215,7 @@ void broadcast(Pool& pool, const BroadcastArgs& args) {
     if (group.rank() == args.root) {
       group.wait_for_readers();
       copy_rows(pool, buffer, num, args.data + begin, num, 1, num, true);
+      group.wrote(0, num, 1, num);
       group.arrive();
       continue;
     }
@@ -230,6 +235,7 @@ void all_to_all(Pool& pool, const AllToAllArgs& args) {
     char* buffer = group.begin("all_to_all");
     group.wait_for_readers();
     copy_rows(pool, buffer + rank * size * most, most, args.data + begin, args.part_bytes, size, num, true);
+    for (int to = 0; to < size; ++to) group.wrote((rank * size + to) * most, num, 1, num, to);
     group.arrive();
     group.wait_for_all();
     copy_rows(pool, args.out + begin, args.part_bytes, buffer + rank * most, size * most, size, num, false);

@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMailSlots = 2;
-constexpr int64_t kMailBytes = 256 << 10;  // of a slot
+constexpr int64_t kMailBytes = kMaxMailBytes;  // of a slot
 constexpr int kSpinsPerClockRead = 64;
 // Who waits longer than this lets other threads of the machine go first; as the pool's workers do.
 constexpr std::chrono::microseconds kPolite{50};
@@ -47,6 +47,10 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
 }
 
+// Why a group has ended; 0 = the process of the rank has.
+enum Reason : int32_t { kEnded = 0, kSilent = 1 << 16, kDamaged = 2 << 16 };
+constexpr int32_t kRankMask = kSilent - 1;
+
 void futex_wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0); }
 
 // Counters wrap.
@@ -66,7 +70,7 @@ struct alignas(64) Communicator::Mail {
 };
 
 struct alignas(64) Communicator::Region {
-  std::atomic<int32_t> aborted;  // a rank, plus 1
+  std::atomic<int32_t> aborted;  // a rank, plus 1, and a `Reason`
   Word arrived[kMaxRanks];
 };
 
@@ -90,15 +94,18 @@ Communicator::Communicator(int fd, int rank, int size, int64_t capacity, int64_t
   mails_ = buffers_ + 2 * capacity;
 }
 
-Communicator::~Communicator() { munmap(region_, bytes_); }
+Communicator::~Communicator() {
+  links_.reset();
+  munmap(region_, bytes_);
+}
 
 Communicator::Mail& Communicator::mail(int from, int to) const {
   return reinterpret_cast<Mail*>(mails_)[from * size_ + to];
 }
 
-void Communicator::abort(int rank) {
+bool Communicator::abort_as(int32_t reason) {
   int32_t none = 0;
-  region_->aborted.compare_exchange_strong(none, rank + 1);
+  const bool is_first = region_->aborted.compare_exchange_strong(none, reason);
   for (int other = 0; other < size_; ++other) {
     futex_wake(region_->arrived[other].value);
     for (int to = 0; to < size_; ++to) {
@@ -106,15 +113,35 @@ void Communicator::abort(int rank) {
       futex_wake(mail(other, to).num_taken.value);
     }
   }
+  return is_first;
 }
 
-int Communicator::aborted() const { return region_->aborted.load() - 1; }
+void Communicator::abort(int rank) {
+  if (abort_as(rank + 1) && links_) links_->ship_abort(rank);
+}
+
+void Communicator::abort_here(int rank) { abort_as(rank + 1); }
+
+void Communicator::abort_silent(int rank) {
+  if (abort_as((rank + 1) | kSilent)) links_->ship_abort(rank);
+}
+
+void Communicator::abort_damaged(int rank) {
+  if (abort_as((rank + 1) | kDamaged)) links_->ship_abort(rank);
+}
+
+int Communicator::aborted() const { return (region_->aborted.load() & kRankMask) - 1; }
 
 void Communicator::fail(int other) const {
   const int dead = aborted();
-  if (dead >= 0) throw std::runtime_error("rank " + std::to_string(dead) + " has ended");
-  throw std::runtime_error("rank " + std::to_string(other) + " did not come to " + what_ + " (operation " +
-                           std::to_string(operation_) + ") within " + std::to_string(timeout_us_ / 1000) + " ms");
+  const std::string name = "rank " + std::to_string(dead >= 0 ? dead : other);
+  const std::string time = std::to_string(timeout_us_ / 1000) + " ms";
+  const int32_t reason = region_->aborted.load() & ~kRankMask;
+  if (reason == kSilent) throw std::runtime_error("nothing came from " + name + ", on another machine, for " + time);
+  if (reason == kDamaged) throw std::runtime_error("what came from " + name + ", on another machine, was damaged");
+  if (dead >= 0) throw std::runtime_error(name + " has ended");
+  throw std::runtime_error(name + " did not come to " + what_ + " (operation " + std::to_string(operation_) +
+                           ") within " + time);
 }
 
 void Communicator::publish(Word& word, uint32_t value) {
@@ -153,6 +180,7 @@ void Communicator::wait(Word& word, uint32_t value, int other, bool forever) {
 char* Communicator::begin(const char* what) {
   what_ = what;
   ++operation_;
+  parts_.clear();
   return buffers_ + (operation_ & 1) * capacity_;
 }
 
@@ -160,7 +188,10 @@ void Communicator::wait_for_readers() {
   for (int other = 0; other < size_; ++other) wait(region_->arrived[other], operation_ - 1, other, false);
 }
 
-void Communicator::arrive() { publish(region_->arrived[rank_], operation_); }
+void Communicator::arrive() {
+  publish(region_->arrived[rank_], operation_);
+  if (links_) links_->ship(operation_, buffers_ + (operation_ & 1) * capacity_, parts_);
+}
 
 void Communicator::wait_for(int other, bool forever) { wait(region_->arrived[other], operation_, other, forever); }
 
@@ -174,7 +205,12 @@ void Communicator::send(const char* data, int64_t bytes, int to) {
   for (int64_t done = 0; done < bytes; done += kMailBytes) {
     const uint32_t number = box.num_sent.value.load();
     wait(box.num_taken, number + 1 - kMailSlots, to, false);
-    std::memcpy(box.slots[number % kMailSlots], data + done, min_i64(kMailBytes, bytes - done));
+    const int64_t num = min_i64(kMailBytes, bytes - done);
+    if (is_elsewhere(to)) {
+      links_->ship_mail(to, number, data + done, num);
+    } else {
+      std::memcpy(box.slots[number % kMailSlots], data + done, num);
+    }
     publish(box.num_sent, number + 1);
   }
 }
@@ -187,7 +223,46 @@ void Communicator::receive(char* data, int64_t bytes, int from, bool forever) {
     wait(box.num_sent, number + 1, from, forever);
     std::memcpy(data + done, box.slots[number % kMailSlots], min_i64(kMailBytes, bytes - done));
     publish(box.num_taken, number + 1);
+    if (is_elsewhere(from)) links_->ship_taken(from, number);
   }
+}
+
+bool Communicator::take_operation(int rank, uint32_t operation, const std::vector<Segment>& parts, const char* data,
+                                  int64_t bytes) {
+  Word& arrived = region_->arrived[rank];
+  if (operation != arrived.value.load() + 1) return false;
+  char* buffer = buffers_ + (operation & 1) * capacity_;
+  for (const Segment& part : parts) {
+    // By divisions: products of what came from elsewhere may overflow.
+    const bool is_within = part.bytes > 0 && part.bytes <= capacity_ && part.offset >= 0 &&
+                           part.offset <= capacity_ - part.bytes && part.stride >= part.bytes && part.num_rows > 0 &&
+                           part.num_rows <= bytes / part.bytes &&
+                           part.num_rows - 1 <= (capacity_ - part.bytes - part.offset) / part.stride;
+    if (!is_within) return false;
+    for (int64_t row = 0; row < part.num_rows; ++row, data += part.bytes) {
+      std::memcpy(buffer + part.offset + row * part.stride, data, part.bytes);
+    }
+    bytes -= part.num_rows * part.bytes;
+  }
+  if (bytes == 0) publish(arrived, operation);
+  return bytes == 0;
+}
+
+bool Communicator::take_mail(int from, int to, uint32_t number, const char* data, int64_t bytes) {
+  if (is_elsewhere(to) || bytes > kMailBytes) return false;
+  Mail& box = mail(from, to);
+  if (number != box.num_sent.value.load() || number - box.num_taken.value.load() >= kMailSlots) return false;
+  std::memcpy(box.slots[number % kMailSlots], data, bytes);
+  publish(box.num_sent, number + 1);
+  return true;
+}
+
+bool Communicator::take_taken(int from, int to, uint32_t number) {
+  if (is_elsewhere(from)) return false;
+  Word& taken = mail(from, to).num_taken;
+  if (number != taken.value.load()) return false;
+  publish(taken, number + 1);
+  return true;
 }
 
 }  // namespace quire

@@ -1,8 +1,11 @@
 #include "quire/communicator.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings/step_graph.h"
@@ -37,9 +40,30 @@ void bind_communicator(nb::module_& m) {
              if (spin_us < 0 || timeout_us < 1) throw nb::value_error("times");
              new (self) Communicator(fd, rank, size, capacity, spin_us, timeout_us);
            })
+      .def("connect",
+           [](Communicator& self, const std::vector<int>& hosts, const std::vector<int>& leads,
+              const std::vector<std::pair<int, int>>& sources, int64_t timeout_us) {
+             if (static_cast<int>(hosts.size()) != self.size()) throw nb::value_error("one machine for each rank");
+             const auto has = [&](int host) { return std::find(hosts.begin(), hosts.end(), host) != hosts.end(); };
+             for (const int host : hosts) {
+               if (host < 0 || host >= static_cast<int>(leads.size())) throw nb::value_error("no such machine");
+             }
+             for (int host = 0; host < static_cast<int>(leads.size()); ++host) {
+               if (!has(host) || (leads[host] < 0) != (host == hosts[self.rank()])) throw nb::value_error("leads");
+             }
+             for (const auto& [rank, fd] : sources) {
+               if (hosts[checked_rank(self, rank)] == hosts[self.rank()] || fd < 0) throw nb::value_error("sources");
+             }
+             if (self.links() != nullptr || timeout_us < 1) throw nb::value_error("connected once");
+             self.connect(std::make_unique<HostLinks>(self, hosts, leads, sources, timeout_us));
+           })
+      .def("silence_ms",
+           [](const Communicator& self, int rank) {
+             return self.links() == nullptr ? 0 : self.links()->silence_ms(checked_rank(self, rank));
+           })
       .def_prop_ro("aborted", &Communicator::aborted)
       .def_prop_ro("busy_ns", &Communicator::busy_ns)
-      .def("abort", &Communicator::abort)
+      .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
       .def("barrier",
            [](Communicator& self, Pool& pool) {
              nb::gil_scoped_release release;

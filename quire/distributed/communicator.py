@@ -1,6 +1,7 @@
 """Communicator: how processes that share a model exchange tensors, passed to constructors (no process-wide state).
 
-`shared_memory` is that of one machine, `gloo` that between machines. Every rank makes the same calls in the same order.
+`shared_memory` is that of one machine, and of several with links between them. Every rank makes the same calls in the
+same order.
 Sums are taken pairwise by rank, ((0 + 1) + (2 + 3)) + ..., in float32 on every rank alike: all get the same bits.
 """
 
@@ -31,6 +32,13 @@ class Communicator(ABC):
     def busy_s(self) -> float:
         """Seconds that this rank has spent in collectives so far, waits included; 0 where they are not counted."""
         return 0.0
+
+    @property
+    def silence(self) -> tuple[int, float] | None:
+        """The rank of another machine from which nothing has come for longest, and for how many seconds; None = there
+        is none, or another rank of this machine watches them. Every rank sends something several times a second.
+        """
+        return None
 
     @abstractmethod
     def barrier(self) -> None:

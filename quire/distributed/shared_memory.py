@@ -1,4 +1,4 @@
-"""SharedMemoryCommunicator: the ranks of one machine, over memory without a name; and that memory.
+"""SharedMemoryCommunicator: the ranks of one machine, over memory without a name, or of several; and that memory.
 
 A region is a file without a name (memfd): children inherit its descriptor, and it is gone with the last process that
 has it. Nothing can be left behind, and the size of /dev/shm, which is small in containers, does not matter.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.distributed.communicator import Communicator
+from quire.distributed.host_links import HostPlan, HostSockets
 from quire.errors import CommunicationError
 from quire.kernels.native.communicator import NativeCommunicator, region_bytes
 from quire.kernels.native.runtime import NativeRuntime
@@ -40,7 +41,8 @@ class SharedMemoryCommunicator(Communicator):
         runtime: whose threads copy large results, and where results go while a step is recorded.
         fd: of `make_region(size, capacity)`; the caller's to close.
         spin_us: how long a wait spins before it sleeps.
-        timeout_s: after which a wait fails.
+        timeout_s: after which a wait fails, and a group with a machine from which nothing comes.
+        plan, sockets: where ranks are on several machines; `fd` is of those of this one. The sockets are taken over.
     """
 
     def __init__(
@@ -53,14 +55,29 @@ class SharedMemoryCommunicator(Communicator):
         capacity: int = DEFAULT_CAPACITY,
         spin_us: int = 1000,
         timeout_s: float = 60.0,
+        plan: HostPlan | None = None,
+        sockets: HostSockets | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self._native = NativeCommunicator(runtime, fd, rank, size, capacity, spin_us, int(timeout_s * 1e6))
+        self._elsewhere: list[int] = []
+        if plan is not None and sockets is not None:
+            self._elsewhere = plan.elsewhere(rank) if plan.is_first(rank) else []
+            leads = [-1 if one is None else one.detach() for one in sockets.leads]
+            sources = [(other, one.detach()) for other, one in sorted(sockets.sources.items())]
+            self._native.connect(plan.hosts, leads, sources)
 
     @property
     def busy_s(self) -> float:
         """As `Communicator.busy_s`."""
         return self._native.busy_s
+
+    @property
+    def silence(self) -> tuple[int, float] | None:
+        """As `Communicator.silence`."""
+        if not self._elsewhere:
+            return None
+        return max(((other, self._native.silence_s(other)) for other in self._elsewhere), key=lambda one: one[1])
 
     def barrier(self) -> None:
         """As `Communicator.barrier`."""

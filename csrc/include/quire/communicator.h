@@ -1,4 +1,4 @@
-// Collectives between processes of one machine, in memory that they share.
+// Collectives between processes of one machine, in memory that they share, and of several (`host_links.h`).
 //
 // Every rank calls the same collectives in the same order; calls of one communicator come from one thread at a time.
 // Rank order is fixed on every rank, so all of them get the same bits. The region has two buffers that take turns, so
@@ -8,13 +8,18 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
 
+#include "quire/host_links.h"
 #include "quire/pool.h"
 #include "quire/types.h"
 
 namespace quire {
 
 constexpr int kMaxRanks = 64;
+constexpr int64_t kMaxMailBytes = 256 << 10;  // of a piece of a message
 
 class Communicator {
  public:
@@ -32,15 +37,26 @@ class Communicator {
   int size() const { return size_; }
   int64_t capacity() const { return capacity_; }
 
+  // Ranks of other machines take part from now on; before the first operation.
+  void connect(std::unique_ptr<HostLinks> links) { links_ = std::move(links); }
+  const HostLinks* links() const { return links_.get(); }
+
   // All waits on all ranks end with an error that names `rank`, now and later.
   void abort(int rank);
   // The rank that `abort` was given first; -1 = none.
   int aborted() const;
 
-  // An operation: `begin` gives its buffer, `wait_for_readers` before it is written, `arrive` once it is, `wait_for`
-  // the ranks that write before it is read.
+  // Throws: `rank` did not come, or the group has ended.
+  [[noreturn]] void fail(int rank) const;
+
+  // An operation: `begin` gives its buffer, `wait_for_readers` before it is written, `wrote` for each part that is,
+  // `arrive` then, `wait_for` the ranks that write before it is read.
   char* begin(const char* what);
   void wait_for_readers();
+  // Rows of `bytes` bytes, `stride` apart, which are for one rank, or for all (-1).
+  void wrote(int64_t offset, int64_t stride, int64_t num_rows, int64_t bytes, int to = -1) {
+    if (links_ && num_rows > 0 && bytes > 0) parts_.push_back({to, {offset, stride, num_rows, bytes}});
+  }
   void arrive();
   void wait_for(int other, bool forever = false);
   void wait_for_all();
@@ -53,6 +69,15 @@ class Communicator {
   void send(const char* data, int64_t bytes, int to);
   void receive(char* data, int64_t bytes, int from, bool forever);
 
+  // For `HostLinks`: what ranks of other machines did. False = that cannot have been.
+  bool take_operation(int rank, uint32_t operation, const std::vector<Segment>& parts, const char* data, int64_t bytes);
+  bool take_mail(int from, int to, uint32_t number, const char* data, int64_t bytes);
+  bool take_taken(int from, int to, uint32_t number);
+  // As `abort`, on this machine alone; and for other reasons than the end of the rank.
+  void abort_here(int rank);
+  void abort_silent(int rank);
+  void abort_damaged(int rank);
+
  private:
   struct Word;
   struct Mail;
@@ -60,7 +85,8 @@ class Communicator {
   void wait(Word& word, uint32_t value, int other, bool forever);
   static void publish(Word& word, uint32_t value);
   Mail& mail(int from, int to) const;
-  [[noreturn]] void fail(int other) const;
+  bool is_elsewhere(int rank) const { return links_ && links_->is_elsewhere(rank); }
+  bool abort_as(int32_t reason);
 
   Region* region_;
   char* buffers_;
@@ -74,6 +100,8 @@ class Communicator {
   uint32_t operation_ = 0;
   int64_t busy_ns_ = 0;
   const char* what_ = "";
+  std::vector<std::pair<int, Segment>> parts_;  // of the operation's buffer that this rank has written
+  std::unique_ptr<HostLinks> links_;            // the last: its thread writes to the region
 };
 
 // Columns of a matrix from all ranks: out[i] = the own[i] of rank 0, then that of rank 1, and so on.

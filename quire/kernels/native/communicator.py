@@ -55,8 +55,24 @@ class NativeCommunicator:
             raise ShapeError(f"capacity is {capacity}, expected a multiple of {ALIGNMENT}", field="capacity")
         self.rank, self.size, self.capacity = rank, size, capacity
         self._runtime = runtime
+        self._timeout_us = timeout_us
         with _failing():
             self._native = runtime.library.Communicator(fd, rank, size, capacity, spin_us, timeout_us)
+
+    def connect(self, hosts: Sequence[int], leads: Sequence[int], sources: Sequence[tuple[int, int]]) -> None:
+        """Ranks of other machines take part from now on; before the first operation, once.
+
+        Args:
+            hosts: the machine of each rank.
+            leads: for each machine, a connected socket to its first rank; -1 = this machine. They are taken over.
+            sources: ranks of other machines and sockets from them, where this rank is the first of its machine.
+        """
+        with _failing():
+            self._native.connect(list(hosts), list(leads), list(sources), self._timeout_us)
+
+    def silence_s(self, rank: int) -> float:
+        """Seconds since something came from a rank of another machine; 0 where another rank takes it in."""
+        return float(self._native.silence_ms(rank)) * 1e-3
 
     @property
     def aborted(self) -> int | None:

@@ -30,13 +30,12 @@ from quire.kv_transfer.pull.messages import (
     Released,
     Welcome,
     check_proof,
-    new_nonce,
-    proof_of,
 )
 from quire.kv_transfer.pull.params import RemotePrefill
 from quire.kv_transfer.pull.server import IO_TIMEOUT_S, Identity, check_peer, checksums_of
 from quire.kv_transfer.pull.transport import CacheMemory, Reader, Transport
 from quire.logger import get_logger
+from quire.utils.proofs import new_nonce, proof_of
 
 logger = get_logger(__name__)
 

@@ -9,9 +9,6 @@ begins; it does not encrypt.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
-import os
 import socket
 import struct
 import time
@@ -21,11 +18,11 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from quire.errors import QuireError
+from quire.utils.proofs import NONCE_BYTES, is_proof
 
 PROTOCOL = 1
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_NAMES = 4096
-NONCE_BYTES = 32
 _LENGTH = struct.Struct("<I")
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
@@ -183,17 +180,7 @@ class Channel:
         self._socket.close()
 
 
-def new_nonce() -> bytes:
-    """For one connection."""
-    return os.urandom(NONCE_BYTES)
-
-
-def proof_of(key: bytes, side: str, challenge: bytes, nonce: bytes) -> bytes:
-    """That the side that sends it has the key, for this connection and in this direction alone."""
-    return hmac.new(key, side.encode() + challenge + nonce, hashlib.sha256).digest()
-
-
 def check_proof(proof: bytes, key: bytes, side: str, challenge: bytes, nonce: bytes) -> None:
     """Refuse a side that has another key. Raises PeerError."""
-    if not hmac.compare_digest(proof, proof_of(key, side, challenge, nonce)):
+    if not is_proof(proof, key, side, challenge, nonce):
         raise PeerError("the other engine has another key (key_file)")

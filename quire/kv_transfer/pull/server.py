@@ -35,11 +35,10 @@ from quire.kv_transfer.pull.messages import (
     Released,
     Welcome,
     check_proof,
-    new_nonce,
-    proof_of,
 )
 from quire.kv_transfer.pull.transport import CacheMemory
 from quire.logger import get_logger
+from quire.utils.proofs import new_nonce, proof_of
 
 logger = get_logger(__name__)
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import pytest
 import torch
 
 from quire.distributed.communicator import Communicator, SingleCommunicator
-from quire.distributed.gloo import GlooCommunicator
+from quire.distributed.host_links import HostListener, HostPlan, connect_hosts, new_key
 from quire.distributed.shared_memory import SharedMemoryCommunicator, make_region
 from quire.errors import CommunicationError, ShapeError
 from quire.kernels.native.runtime import NativeRuntime
@@ -62,22 +61,32 @@ def shared(fd: int, rank: int, size: int, threads: int = 1, **options: float) ->
     return SharedMemoryCommunicator(runtime, fd, rank, size, capacity=CAPACITY, **options)  # type: ignore[arg-type]
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+@contextmanager
+def machines(hosts: list[int], **options: float) -> Iterator[Callable[[int], SharedMemoryCommunicator]]:
+    """What makes a rank's end of a group on several machines, which share nothing but connections."""
+    with ExitStack() as stack:
+        fds = [stack.enter_context(region(len(hosts))) for _ in set(hosts)]
+        listeners = [HostListener() for _ in fds]
+        plan = HostPlan(hosts, [(one.address, one.port) for one in listeners], new_key())
+
+        def make(rank: int) -> SharedMemoryCommunicator:
+            host = hosts[rank]
+            sockets = connect_hosts(plan, rank, listeners[host] if plan.is_first(rank) else None, 30)
+            return shared(fds[host], rank, len(hosts), plan=plan, sockets=sockets, **options)  # type: ignore[arg-type]
+
+        yield make
 
 
-GROUPS = [("shared", 2), ("shared", 3), ("shared", 8), ("gloo", 2), ("gloo", 3)]
+GROUPS = [("shared", 2), ("shared", 3), ("shared", 8), ("machines", 2), ("machines", 3), ("machines", 5)]
 
 
 @pytest.fixture(params=GROUPS, ids=lambda group: f"{group[0]} {group[1]}")
 def group(request: pytest.FixtureRequest) -> Iterator[tuple[int, Callable[[int], Communicator]]]:
     """The size of a group, and what makes a rank's end of it."""
     kind, size = request.param
-    if kind == "gloo":
-        port = free_port()
-        yield size, lambda rank: GlooCommunicator("127.0.0.1", port, rank, size)
+    if kind == "machines":  # the first has two ranks of three, of five the first and the last are of one
+        with machines([0, 0, 1] if size == 3 else [0, 1, 1, 2, 0] if size == 5 else [0, 1]) as make:
+            yield size, make
         return
     with region(size) as fd:
         yield size, lambda rank: shared(fd, rank, size)
