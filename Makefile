@@ -92,6 +92,10 @@ bench-data-parallel: $(VENV)/.test ## replicas under a tenant flood: fair shares
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
 
+.PHONY: bench-plan-parallel
+bench-plan-parallel: $(VENV)/.test  ## predictions of quire plan for ranks and replicas, leaf and a llama-1b checkpoint, or MODEL=PATH; 12 minutes
+	$(BIN)/python -m benchmarks.server.bench_plan_parallel $(if $(MODEL),--models leaf $(MODEL)) $(FLAGS)
+
 .PHONY: test-llama-cpp
 test-llama-cpp: $(VENV)/.test      ## logits of GGUF files against llama.cpp's; TOOLS=its build/bin with llama-results; MODEL=FILE.gguf, else leaf
 	$(BIN)/python -m benchmarks.peers.llama_cpp_logits --tools $(TOOLS) $(MODEL)

@@ -1,9 +1,10 @@
 """Collectives of the shared-memory communicator beside gloo's, in one run: microseconds by size.
 
-python benchmarks/kernels/bench_communicator.py [--ranks 2] [--rounds 300]
+python benchmarks/kernels/bench_communicator.py [--ranks 2] [--rounds 300] [--out FILE]
 
 Every rank is a process of one thread. A figure is rank 0's median; ranks begin each call together. The ceiling is one
 copy of as many bytes within a rank. "gloo" is torch's own all_reduce and all_gather, not the fixed order of ours.
+FILE is an interconnect of `quire plan --interconnect`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import distributed
@@ -76,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=None, help="write the JSON line there, too")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
@@ -105,7 +108,10 @@ def main() -> None:
         print("  ".join(f"{result[name]:18.1f}" for name in names))
     small = [one for one in results if one["bytes"] < 1 << 16]
     ratio = min(one[f"gloo_{name}_us"] / one[f"{name}_us"] for one in small for name in ("all_reduce", "all_gather"))
-    print(json.dumps({"ranks": args.ranks, "least_gain_below_64_kib": round(ratio, 2), "sizes": results}))
+    line = json.dumps({"ranks": args.ranks, "least_gain_below_64_kib": round(ratio, 2), "sizes": results})
+    if args.out is not None:
+        args.out.write_text(line)
+    print(line)
 
 
 if __name__ == "__main__":

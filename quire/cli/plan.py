@@ -7,7 +7,9 @@ accelerator (`--hardware`). The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,14 @@ from typing import Any
 from quire.errors import ConfigError
 from quire.kv_cache.planning import describe_pools
 from quire.plan.flags import Plan, add_arguments, check, read_plan
-from quire.plan.report import picture, print_figures, print_trials
+from quire.plan.report import (
+    capacity_tokens,
+    decode_steps,
+    picture,
+    print_division,
+    print_figures,
+    print_trials,
+)
 from quire.simulator.fleet import simulate
 from quire.simulator.results import figures
 from quire.simulator.search import Trial, compare_routing, replicas_needed, sweep
@@ -29,7 +38,20 @@ def run(args: argparse.Namespace) -> int:
     if args.calibrate is not None:
         return _calibrate(args)
     plan = read_plan(args)
-    answer: dict[str, Any] = {"simulated": True, "basis": plan.basis, "pages": plan.fleet.scheduler.kv_cache.num_blocks}
+    if not args.json:
+        return _answer(args, plan)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = _answer(args, plan)
+    print(said.getvalue().splitlines()[-1])
+    return code
+
+
+def _answer(args: argparse.Namespace, plan: Plan) -> int:
+    """Simulate and print; the last line is JSON."""
+    answer: dict[str, Any] = {
+        "simulated": True, "basis": plan.basis, "pages": plan.fleet.scheduler.kv_cache.num_blocks,
+        "steps": decode_steps(plan.fleet, args.prompt_tokens + args.output_tokens // 2),
+    }  # fmt: skip
     trials: list[Trial] = []
     if args.find_replicas:
         needed, trials = replicas_needed(plan.fleet, plan.requests, plan.slo, args.target)
@@ -50,8 +72,10 @@ def run(args: argparse.Namespace) -> int:
         trials = trials or found
     results = simulate(plan.fleet, plan.requests)
     answer["replicas"] = plan.fleet.num_replicas
+    answer["kv_tokens"] = capacity_tokens(plan.fleet)
     answer["figures"] = figures(results, plan.slo)
     _print_basis(plan)
+    print_division(plan.basis, answer["steps"], answer["kv_tokens"])
     print_figures(answer["figures"])
     if args.plot is not None:
         _write(args.plot, picture(results, _title(plan), trials))
@@ -66,11 +90,13 @@ def _calibrate(args: argparse.Namespace) -> int:
     from quire.simulator.calibration import save_calibration, verdict
 
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_decode_slowdown", "scheduling_policy")
-    given = {name: getattr(args, name) for name in (*names, "num_gpu_blocks_override")}
-    calibration = calibrate(build_config(model=args.model, **given), args.calibrate_seconds, print)
+    given = {name: getattr(args, name) for name in (*names, "num_gpu_blocks_override", "num_threads")}
+    config = build_config(model=args.model, data_parallel_size=args.replicas or 1, **given)
+    calibration = calibrate(config, args.calibrate_seconds, print)
     save_calibration(calibration, args.calibrate)
     summary = {
         "calibration": str(args.calibrate), "machine": calibration.machine, "num_steps": calibration.num_steps,
+        "num_threads": calibration.num_threads, "num_replicas": calibration.num_replicas,
         "median_error": calibration.median_error, "verdict": verdict(calibration.median_error),
     }  # fmt: skip
     print(f"{calibration.num_steps} steps fitted, median error {calibration.median_error:.1%}: {args.calibrate}")
@@ -89,9 +115,17 @@ def _print_basis(plan: Plan) -> None:
     basis, setup = plan.basis, plan.fleet.scheduler
     if basis["kind"] == "measured":
         print(f"costs measured on {basis['machine']} with {basis['model']} ({basis['num_steps']} steps)")
+        if plan.fleet.num_replicas > 1 and basis["replicas_beside"] != plan.fleet.num_replicas:
+            print(
+                f"measured with {basis['replicas_beside']} engine(s) at once: what {plan.fleet.num_replicas} on one "
+                "machine take from each other is not in it (quire plan --calibrate FILE --replicas N measures it)"
+            )
     else:
         devices = basis["tensor_parallel"] * basis["pipeline_parallel"]
-        print(f"costs computed for {devices} x {basis['hardware']['name']} each, not measured; assumptions: see JSON")
+        print(
+            f"simulated: costs computed for {devices} x {basis['hardware']['name']} each, not measured; "
+            "assumptions: see JSON"
+        )
     scheduler, speculation = setup.scheduler, plan.fleet.speculation
     if speculation is not None:
         print(

@@ -37,6 +37,9 @@ SETTLE_S = 0.4
 def calibrate(config: QuireConfig, seconds: float, note: Callable[[str], None] = lambda line: None) -> Calibration:
     """Run an engine of this configuration under load for about `seconds`, and fit its costs.
 
+    Of several replicas each is under a load of its own, all at once, and the first is measured: what they take from
+    each other of the machine's memory bandwidth is then in what steps cost.
+
     Raises:
         QuireError: the engine cannot be built, or too little was observed.
     """
@@ -46,18 +49,24 @@ def calibrate(config: QuireConfig, seconds: float, note: Callable[[str], None] =
         )
         engine = AsyncLLM.from_config(dataclasses.replace(config, observability=observability))
         try:
-            client = LiveClient(engine)
-            asyncio.run(_Load(client, engine.config, seconds, note).run())
+            num_replicas = engine.config.parallel.data_parallel_size
+            clients = [LiveClient(engine, index if num_replicas > 1 else None) for index in range(num_replicas)]
+            loads = [_Load(one, engine.config, seconds, note, seed) for seed, one in enumerate(clients)]
+            asyncio.run(_run_all(loads))
         finally:
             engine.shutdown()
         recording = read_recording(Path(directory))
         observed = observe(recording)
     note(f"{len(observed.steps)} steps observed")
     return fit(
-        observed.steps, _waits(observed, client.timings), _deliveries(observed, client.timings),
+        observed.steps, _waits(observed, clients[0].timings), _deliveries(observed, clients[0].timings),
         model=engine.config.model.served_model_name or engine.config.model.model, machine=machine_name(),
-        setup=recording.head.setup,
+        setup=recording.head.setup, num_threads=engine.config.device.num_threads or 0, num_replicas=num_replicas,
     )  # fmt: skip
+
+
+async def _run_all(loads: list[_Load]) -> None:
+    await asyncio.gather(*[load.run() for load in loads])
 
 
 def machine_name() -> str:
@@ -68,15 +77,17 @@ def machine_name() -> str:
 class _Load:
     """Batches of every size, prompts of every length alone and beside decoding, then users who come and go."""
 
-    def __init__(self, client: LiveClient, config: QuireConfig, seconds: float, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: LiveClient, config: QuireConfig, seconds: float, note: Callable[[str], None], seed: int
+    ) -> None:
         assert config.scheduler.max_num_seqs is not None, "the engine's configuration is resolved"
         self._client = client
         self._seconds = seconds
-        self._note = note
+        self._note = note if seed == 0 else lambda line: None
         self._longest = config.max_model_len
         self._max_num_seqs = config.scheduler.max_num_seqs
-        self._rng = np.random.default_rng(0)
-        self._streams = iter(range(10**9))
+        self._rng = np.random.default_rng(seed)
+        self._streams = iter(range(seed * 10**9, (seed + 1) * 10**9))
         self._step_s = 0.0
 
     async def run(self) -> None:

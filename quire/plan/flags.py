@@ -22,9 +22,12 @@ from quire.models.model_dir import read_model_dir
 from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.calibration import CalibratedCosts, load_calibration
 from quire.simulator.costs import CostModel
+from quire.simulator.divided import DividedCosts
+from quire.simulator.division import Division, Exchanges
 from quire.simulator.drafts import Speculation
 from quire.simulator.fleet import ROUTERS, FleetSetup
 from quire.simulator.hardware import HARDWARE
+from quire.simulator.interconnect import INTERCONNECTS, Interconnect, find_interconnect
 from quire.simulator.observed import requests_of
 from quire.simulator.results import Slo
 from quire.simulator.roofline import DTYPE_BYTES, Assumptions, Roofline
@@ -54,8 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--calibration", type=Path, default=None, help="costs measured with --calibrate")
     what.add_argument("--calibrate", type=Path, default=None, metavar="FILE", help="measure this machine; write FILE")
     what.add_argument("--calibrate-seconds", type=float, default=90.0, help="seconds of load for --calibrate")
-    what.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, help="tensor-parallel devices")
+    what.add_argument("-tp", "--tensor-parallel-size", type=int, default=1, help="ranks that compute each layer")
     what.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1, help="pipeline stages")
+    what.add_argument(
+        "--enable-expert-parallel",
+        action="store_true",
+        help="experts are whole, shared out among all ranks",
+    )
+    known = f"{', '.join(INTERCONNECTS)}, or FILE of bench_communicator.py --out"
+    what.add_argument("--interconnect", default=None, help=f"between ranks; default: the device's own. {known}")
+    what.add_argument("--stage-interconnect", default=None, help="between pipeline stages; default: as between ranks")
+    what.add_argument(
+        "--num-threads", type=int, default=None, help="compute threads of each rank: with --calibrate and --calibration"
+    )
     what.add_argument("-dp", "--replicas", "--data-parallel-size", type=int, default=None, help="engines; default: 1")
     routers = f"{', '.join(ROUTERS)} (data-parallel: as one server with --data-parallel-size)"
     what.add_argument("--routing", default="round-robin", help=f"routing between replicas: {routers}")
@@ -106,6 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     goal.add_argument("--sweep", action="store_true", help="try changes of settings")
     goal.add_argument("--compare-routing", action="store_true", help="compare routing policies")
     goal.add_argument("--plot", type=Path, default=None, metavar="FILE.svg", help="write an SVG plot")
+    goal.add_argument("--json", action="store_true", help="print the JSON line alone")
     goal.add_argument("--processes", type=int, default=1, help="processes for independent replicas")
 
 
@@ -119,6 +134,8 @@ def check(args: argparse.Namespace) -> None:
         check_int(name, getattr(args, name), 1, MAX_COUNT)
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size"):
         check_int(name, getattr(args, name), 1, 4096)
+    if args.num_threads is not None:
+        check_int("num_threads", args.num_threads, 1, 4096)
     check_int("replicas", 1 if args.replicas is None else args.replicas, 1, 1024)
     check_int("prefix_tokens", args.prefix_tokens, 0, MAX_COUNT)
     check_int("seed", args.seed, 0)
@@ -145,12 +162,22 @@ def check(args: argparse.Namespace) -> None:
         check_float("acceptance_rate", args.acceptance_rate, 0.0, 1.0)
     if args.routing not in ROUTERS:
         raise unknown_name("routing", args.routing, ROUTERS)
-    if args.calibrate is not None and args.model is None:
-        raise ConfigError("--calibrate needs a model", hint="add --model DIR", field="model")
+    if args.calibrate is not None:
+        _check_calibrate(args)
     if args.calibrate is None and (args.hardware is None) == (args.calibration is None):
         raise ConfigError(
             "no cost model given", hint="give either --hardware NAME or --calibration FILE",
             field="hardware",
+        )  # fmt: skip
+
+
+def _check_calibrate(args: argparse.Namespace) -> None:
+    if args.model is None:
+        raise ConfigError("--calibrate needs a model", hint="add --model DIR", field="model")
+    if args.tensor_parallel_size * args.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "--calibrate measures one process for each engine; several ranks are computed from that",
+            hint="leave out -tp and -pp here, and give them with --calibration", field="tensor_parallel_size",
         )  # fmt: skip
 
 
@@ -184,6 +211,20 @@ def _scheduler_changes(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
+def division_of(args: argparse.Namespace) -> Division:
+    """How the flags divide the model."""
+    return Division(
+        num_ranks=args.tensor_parallel_size, num_stages=args.pipeline_parallel_size, num_replicas=args.replicas or 1,
+        divides_experts=args.enable_expert_parallel,
+    )  # fmt: skip
+
+
+def _interconnects(args: argparse.Namespace) -> tuple[Interconnect | None, Interconnect | None]:
+    names = (args.interconnect, args.stage_interconnect)
+    between_ranks, between_stages = (None if name is None else find_interconnect(name) for name in names)
+    return between_ranks, between_stages
+
+
 def _calibrated(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, Any]]:
     calibration = load_calibration(args.calibration)
     setup = calibration.setup
@@ -197,8 +238,31 @@ def _calibrated(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str
     basis = {
         "kind": "measured", "model": calibration.model, "machine": calibration.machine,
         "num_steps": calibration.num_steps, "median_error": calibration.median_error,
+        "num_threads": calibration.num_threads, "replicas_beside": calibration.num_replicas,
+        "tensor_parallel": args.tensor_parallel_size, "pipeline_parallel": args.pipeline_parallel_size,
     }  # fmt: skip
-    return setup, partial(CalibratedCosts, calibration, args.seed), basis
+    num_threads = args.num_threads or calibration.num_threads
+    speedup = 1.0
+    if calibration.num_threads:
+        speedup = num_threads * args.tensor_parallel_size / calibration.num_threads
+    division = division_of(args)
+    if division.num_devices == 1 and speedup == 1.0 and not division.divides_experts:
+        return setup, partial(CalibratedCosts, calibration, args.seed), basis
+    between_ranks, between_stages = _interconnects(args)
+    if args.model is None or between_ranks is None:
+        raise ConfigError(
+            "several ranks need the model's shape, and what connects them",
+            hint="add --model DIR and --interconnect shared-memory (or another, or a measured FILE)",
+            field="interconnect",
+        )  # fmt: skip
+    arch = read_model_dir(resolve_model_path(args.model, None, None)).arch()
+    division.check(arch)
+    links = between_ranks, between_stages or between_ranks
+    exchanges = Exchanges(arch, division, DTYPE_BYTES[args.dtype], *links)
+    basis["speedup"] = speedup
+    for name, one in zip(("interconnect", "stage_interconnect"), links, strict=True):
+        basis[name] = dataclasses.asdict(one)
+    return setup, partial(DividedCosts, calibration, args.seed, speedup, exchanges), basis
 
 
 def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, Any]]:
@@ -225,7 +289,10 @@ def _analytic(args: argparse.Namespace) -> tuple[SchedulerSetup, Any, dict[str, 
     max_model_len = args.max_model_len or arch.max_position_embeddings
     kv_cache = roofline.kv_cache(cache, scheduler, max_model_len, args.speculative_tokens)
     setup = SchedulerSetup(scheduler=scheduler, cache=cache, kv_cache=kv_cache, max_model_len=max_model_len)
-    basis = {"kind": "analytic", "model": args.model, "draft_model": args.speculative_model, **roofline.facts()}
+    basis = {
+        "kind": "analytic", "model": args.model, "draft_model": args.speculative_model, **roofline.facts(),
+        "memory": roofline.memory(kv_cache),
+    }  # fmt: skip
     return setup, make_costs, basis
 
 
@@ -234,9 +301,10 @@ def make_roofline(
 ) -> Roofline:
     """The analytic costs of one replica."""
     names = [one.name for one in dataclasses.fields(Assumptions)]
+    between_ranks, between_stages = _interconnects(args)
     return Roofline(
-        arch, HARDWARE[hardware], tensor_parallel=args.tensor_parallel_size,
-        pipeline_parallel=args.pipeline_parallel_size, dtype=args.dtype,
+        arch, HARDWARE[hardware], division=division_of(args), dtype=args.dtype, between_ranks=between_ranks,
+        between_stages=between_stages,
         assumptions=Assumptions(**{name: getattr(args, f"assume_{name}") for name in names}),
         draft_arch=draft_arch,
     )  # fmt: skip

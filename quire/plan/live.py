@@ -35,13 +35,16 @@ class Timing:
 class LiveClient:
     """Sends requests to an engine.
 
+    Args:
+        replica: of a data-parallel engine that all requests go to; None = its own placement.
+
     Attributes:
         timings: of all requests so far, by request id.
     """
 
-    def __init__(self, engine: AsyncLLM) -> None:
+    def __init__(self, engine: AsyncLLM, replica: int | None = None) -> None:
         assert engine.config.arch is not None, "the engine's configuration is resolved"
-        self._engine = engine
+        self._engine, self._replica = engine, replica
         self._vocab_size = engine.config.arch.vocab_size
         self._numbers = itertools.count()
         self.timings: dict[str, Timing] = {}
@@ -53,9 +56,10 @@ class LiveClient:
         params = SamplingParams(
             max_tokens=request.output_len, ignore_eos=True, temperature=0.0, output_kind=RequestOutputKind.DELTA
         )
-        timing = Timing(f"plan-{next(self._numbers)}", time.monotonic())
+        of_replica = "" if self._replica is None else f"{self._replica}-"
+        timing = Timing(f"plan-{of_replica}{next(self._numbers)}", time.monotonic())
         self.timings[timing.request_id] = timing
-        async for output in self._engine.generate(prompt, params, timing.request_id):
+        async for output in self._engine.generate(prompt, params, timing.request_id, data_parallel_rank=self._replica):
             now = time.monotonic()
             timing.token_s += [now] * len(output.outputs[0].token_ids)
         return timing

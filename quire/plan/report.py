@@ -8,11 +8,59 @@ from typing import Any
 import numpy as np
 
 from quire.bench.svg import Panel, figure
+from quire.simulator.costs import StepShape
+from quire.simulator.fleet import FleetSetup
 from quire.simulator.results import Results
 from quire.simulator.search import Trial
 
 MAX_POINTS = 4000
 SIMULATED = "simulated"
+
+
+def capacity_tokens(fleet: FleetSetup) -> int:
+    """That the KV caches of all replicas hold."""
+    kv_cache = fleet.scheduler.kv_cache
+    return fleet.num_replicas * kv_cache.pool_sizes()[0].num_blocks * kv_cache.block_size
+
+
+def decode_steps(fleet: FleetSetup, context: int) -> list[dict[str, Any]]:
+    """What a decode step of one replica takes, and its ranks' exchanges: of 1, 32, and `max_num_seqs` requests.
+
+    Args:
+        context: tokens before each request's new one.
+    """
+    costs, most, found = fleet.costs(), fleet.scheduler.scheduler.max_num_seqs or 1, []
+    for num_rows in sorted({1, min(32, most), most}):
+        shape = StepShape(num_rows, 0, num_rows, num_rows * context, 0.0, num_rows, 0)
+        exchanges = getattr(costs, "exchanges", None)
+        found.append(
+            {
+                "requests": num_rows, "step_s": costs.step_seconds(shape),
+                "exchange_s": 0.0 if exchanges is None else exchanges.seconds(shape),
+                "exchange_bytes": 0.0 if exchanges is None else exchanges.num_bytes(shape),
+            }
+        )  # fmt: skip
+    return found
+
+
+def print_division(basis: dict[str, Any], steps: list[dict[str, Any]], kv_tokens: int) -> None:
+    """Bytes of each rank, room of the caches, and what exchanges take."""
+    for stage in basis.get("memory", ()):
+        first, end = stage["layers"]
+        tables = ", embedding and head" if stage["has_embedding_and_head"] else ""
+        print(
+            f"each of {stage['ranks']} rank(s) of stage {stage['stage']} (layers {first} to {end - 1}{tables}): "
+            f"{stage['weights_bytes'] / 1e9:.2f} GB weights, {stage['kv_cache_bytes'] / 1e9:.2f} GB KV cache, "
+            f"{stage['workspace_bytes'] / 1e9:.2f} GB workspace"
+        )
+    print(f"KV cache of all replicas: {kv_tokens} tokens")
+    for step in steps:
+        if step["exchange_s"]:
+            print(
+                f"a decode step of {step['requests']}: {1e3 * step['step_s']:.2f} ms, of which "
+                f"{1e3 * step['exchange_s']:.2f} ms exchanges of {step['exchange_bytes'] / 1e3:.1f} kB over "
+                f"{basis['interconnect']['name']}"
+            )
 
 
 def print_figures(found: dict[str, Any]) -> None:

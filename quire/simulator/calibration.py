@@ -48,6 +48,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             with prompts, in order.
         num_steps, median_error: what the fit rests on, and the median of |measured / fitted - 1|.
         setup: of the scheduler that was measured.
+        num_threads: compute threads of the process that was measured; 0 = a file that does not say.
+        num_replicas: engines that ran beside each other, this one among them, each under the same load.
     """
 
     version: int
@@ -68,6 +70,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int
     median_error: float
     setup: SchedulerSetup
+    num_threads: int = 0
+    num_replicas: int = 1
 
     def fitted_seconds(self, shape: StepShape) -> float:
         """Seconds of a step without chance."""
@@ -163,6 +167,8 @@ def fit(
     model: str,
     machine: str,
     setup: SchedulerSetup,
+    num_threads: int = 0,
+    num_replicas: int = 1,
 ) -> Calibration:
     """A calibration from what was observed.
 
@@ -203,6 +209,7 @@ def fit(
         quiet_ratios=_series(times[~has_prompt], ratios[~has_prompt]),
         prompt_ratios=_series(times[has_prompt], ratios[has_prompt]),
         num_steps=len(steps), median_error=float(np.median(np.abs(ratios - 1))), setup=setup,
+        num_threads=num_threads, num_replicas=num_replicas,
     )  # fmt: skip
 
 

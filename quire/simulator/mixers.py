@@ -26,8 +26,8 @@ from quire.core.kv_spec import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-from quire.errors import ConfigError
 from quire.simulator.costs import StepShape
+from quire.simulator.division import divides_heads
 
 FLOAT32_BYTES = 4
 # Channels that the states of Mamba 1 are padded to a multiple of (`kernels.state_layout`).
@@ -37,17 +37,18 @@ STATE_FLOPS = 6
 
 
 def cache_specs(
-    arch: ModelArch, block_size: int, item_bytes: int, *, num_ranks: int = 1, num_stages: int = 1
+    arch: ModelArch, block_size: int, item_bytes: int, *, num_ranks: int = 1, layers: range | None = None
 ) -> dict[str, KVCacheSpec]:
-    """Name -> what it needs from the KV cache, of the layers of the first pipeline stage, on one rank.
+    """Name -> what it needs from the KV cache, on one rank.
 
     Args:
         item_bytes: bytes of a number in the model's type.
-        num_ranks: heads are divided among so many; latents are kept by each.
+        num_ranks: heads are divided among so many; latents and states are kept by each.
+        layers: of a pipeline stage; None = all.
     """
     specs: dict[str, KVCacheSpec] = {}
-    for number, layer in enumerate(arch.layers[: -(-arch.num_layers // num_stages)]):
-        for name, mixer in layer.mixers():
+    for number in range(arch.num_layers) if layers is None else layers:
+        for name, mixer in arch.layers[number].mixers():
             if not (isinstance(mixer, AttentionArch) and mixer.shares_cache_of is not None):
                 specs[f"layer {number} {name}"] = _spec(arch, mixer, block_size, item_bytes, num_ranks)
     return specs
@@ -63,8 +64,8 @@ def _spec(arch: ModelArch, mixer: Mixer, block_size: int, item_bytes: int, num_r
         width = mixer.latent_size + mixer.rope_size
         return MLAAttentionSpec(block_size=block_size, head_size=width, dtype_bytes=item_bytes)
     if isinstance(mixer, AttentionArch):
-        return _attention_spec(mixer, block_size, item_bytes, num_ranks)
-    shapes, sizes = _state(arch, mixer, item_bytes, num_ranks)
+        return _attention_spec(mixer, block_size, item_bytes, _num_ranks_of_heads(arch, mixer, num_ranks))
+    shapes, sizes = _state(arch, mixer, item_bytes)
     return MambaSpec(block_size=block_size, shapes=shapes, dtype_bytes=sizes)
 
 
@@ -80,23 +81,26 @@ def _attention_spec(mixer: AttentionArch, block_size: int, item_bytes: int, num_
     return FullAttentionSpec(**shape)
 
 
-def _state(
-    arch: ModelArch, mixer: Mixer, item_bytes: int, num_ranks: int
-) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Shapes and bytes of a number of what a recurrent layer keeps of a request; channels are divided among ranks."""
+def _num_ranks_of_heads(arch: ModelArch, mixer: AttentionArch, num_ranks: int) -> int:
+    """Among which heads are divided; 1 where every rank computes all."""
+    return num_ranks if num_ranks > 1 and divides_heads(arch, mixer, num_ranks) else 1
+
+
+def _state(arch: ModelArch, mixer: Mixer, item_bytes: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Shapes and bytes of a number of what a recurrent layer keeps of a request, on every rank."""
     if isinstance(mixer, ShortConvArch):
-        return ((mixer.conv_size - 1, arch.hidden_size // num_ranks),), (item_bytes,)
+        return ((mixer.conv_size - 1, arch.hidden_size),), (item_bytes,)
     state: tuple[int, ...]
     if isinstance(mixer, GatedDeltaNetArch):
-        state, channels = (mixer.num_value_heads // num_ranks, mixer.key_size, mixer.value_size), mixer.conv_width
+        state, channels = (mixer.num_value_heads, mixer.key_size, mixer.value_size), mixer.conv_width
     else:
         assert isinstance(mixer, MambaArch), "the last kind of mixer"
         channels = mixer.inner_size
-        state = (-(-channels // num_ranks // MAMBA1_LANES), mixer.state_size, MAMBA1_LANES)
+        state = (-(-channels // MAMBA1_LANES), mixer.state_size, MAMBA1_LANES)
         if mixer.version == 2:
-            state = (mixer.num_heads // num_ranks, mixer.state_size, mixer.head_size)
+            state = (mixer.num_heads, mixer.state_size, mixer.head_size)
             channels += 2 * mixer.num_groups * mixer.state_size
-    return (state, (mixer.conv_size - 1, channels // num_ranks)), (FLOAT32_BYTES, item_bytes)
+    return (state, (mixer.conv_size - 1, channels)), (FLOAT32_BYTES, item_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,50 +134,27 @@ class MixerCost:
 
 
 def mixer_costs(arch: ModelArch, item_bytes: int, num_ranks: int) -> list[tuple[int, MixerCost]]:
-    """How often the model has a mixer, and what that costs.
-
-    Raises:
-        ConfigError: heads cannot be divided.
-    """
+    """How often the model has a mixer, and what that costs on one rank."""
     mixers = [mixer for layer in arch.layers for _, mixer in layer.mixers()]
-    for mixer in mixers:
-        _check_divides(mixer, num_ranks)
     counted = Counter(_cost(arch, mixer, item_bytes, num_ranks) for mixer in mixers)
     return [(count, cost) for cost, count in counted.items()]
 
 
 def _cost(arch: ModelArch, mixer: Mixer, item_bytes: int, num_ranks: int) -> MixerCost:
     if isinstance(mixer, LatentAttentionArch):
-        heads = mixer.num_heads / num_ranks
-        width = mixer.latent_size + mixer.rope_size
+        heads, width = mixer.num_heads, mixer.latent_size + mixer.rope_size  # latents are read by every rank
         return MixerCost(
             key_bytes=width * item_bytes, decode_flops=2 * heads * (width + mixer.latent_size),
             prompt_flops=2 * heads * (mixer.nope_size + mixer.rope_size + mixer.value_size),
         )  # fmt: skip
     if isinstance(mixer, AttentionArch):
+        num_ranks = _num_ranks_of_heads(arch, mixer, num_ranks)
         flops = 4 * mixer.num_heads * mixer.head_size / num_ranks
         kv_heads = max(1, mixer.num_kv_heads // num_ranks)
         return MixerCost(
             seen=mixer.chunk or mixer.window or 0, key_bytes=2 * kv_heads * mixer.head_size * item_bytes,
             decode_flops=flops, prompt_flops=flops,
         )  # fmt: skip
-    shapes, sizes = _state(arch, mixer, item_bytes, num_ranks)
+    shapes, sizes = _state(arch, mixer, item_bytes)
     spec = MambaSpec(block_size=1, shapes=shapes, dtype_bytes=sizes)
     return MixerCost(state_bytes=spec.page_size_bytes, token_flops=STATE_FLOPS * spec.tensor_bytes[0] / sizes[0])
-
-
-def _check_divides(mixer: Mixer, num_ranks: int) -> None:
-    if isinstance(mixer, (AttentionArch, LatentAttentionArch)):
-        num_heads, what = mixer.num_heads, "attention heads"
-    elif isinstance(mixer, GatedDeltaNetArch):
-        num_heads, what = mixer.num_value_heads, "heads of linear attention"
-    elif isinstance(mixer, MambaArch) and mixer.version == 2:
-        num_heads, what = mixer.num_heads, "heads of the state space"
-    else:
-        return
-    if num_heads % num_ranks:
-        raise ConfigError(
-            f"{num_heads} {what} cannot be divided among {num_ranks} devices",
-            hint="use a tensor parallel degree that divides the heads",
-            field="tensor_parallel_size",
-        )

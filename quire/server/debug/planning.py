@@ -16,6 +16,7 @@ import msgspec
 from quire.errors import ValidationError, unknown_name
 from quire.server.http.errors import OVERLOADED, TIMEOUT, ApiError
 from quire.simulator.hardware import HARDWARE
+from quire.simulator.interconnect import INTERCONNECTS
 from quire.utils.children import Child, describe_exit, start_module
 
 MAX_SECONDS = 120.0
@@ -31,6 +32,7 @@ class PlanRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         hardware: one of `quire plan`'s; rate: requests per second; slo_*: milliseconds, None = no objective.
+        interconnect, stage_interconnect: names of `quire plan`'s; None = the hardware's own links.
         find_replicas: look for the number of replicas that meets the objectives.
     """
 
@@ -43,6 +45,10 @@ class PlanRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     num_requests: Annotated[int, msgspec.Meta(ge=10, le=2000)] = 300
     replicas: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    pipeline_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    enable_expert_parallel: bool = False
+    interconnect: str | None = None
+    stage_interconnect: str | None = None
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None = None
     slo_ttft: Seconds | None = None
@@ -66,6 +72,9 @@ class Planner:
         if asked.hardware.lower() not in HARDWARE:
             names = [one.name for one in HARDWARE.values()]
             raise unknown_name("hardware", asked.hardware, names, ValidationError)
+        for name in (asked.interconnect, asked.stage_interconnect):
+            if name is not None and name not in INTERCONNECTS:  # a path would be read by the server
+                raise unknown_name("interconnect", name, INTERCONNECTS, ValidationError)
         if self._is_busy:
             raise ApiError(OVERLOADED, "another simulation is running", retry_after_s=5)
         self._is_busy = True

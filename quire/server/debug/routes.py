@@ -27,6 +27,7 @@ from quire.server.http.origins import is_loopback
 from quire.server.http.recent_requests import RequestTimeline
 from quire.server.http.request_scope import scope_of
 from quire.simulator.hardware import HARDWARE
+from quire.simulator.interconnect import INTERCONNECTS
 from quire.utils.checks import shown
 from quire.version import __version__
 
@@ -127,7 +128,12 @@ class DebugRoutes:
         ]
         hardware = [one.name for one in HARDWARE.values()]
         server = _settings(self._parts.config, SERVER_SECTIONS, {})
-        return _json({"version": __version__, "models": models, "server": server, "plan_hardware": hardware})
+        return _json(
+            {
+                "version": __version__, "models": models, "server": server, "plan_hardware": hardware,
+                "plan_interconnects": list(INTERCONNECTS),
+            }
+        )  # fmt: skip
 
     async def plan(self, request: Request) -> Response:
         """What a deployment of this model would serve, by simulation: as the last line of `quire plan`."""

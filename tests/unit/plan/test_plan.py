@@ -45,6 +45,26 @@ def test_a_deployment_is_sized_for_named_hardware(capsys, model, tmp_path):
     assert picture.read_text().startswith("<svg")
 
 
+def test_eight_devices_and_four_sockets_are_simulated(capsys, model):
+    for flags, name, num_ranks in (
+        (["--hardware", "H100", "-tp", "8", "--interconnect", "nvlink"], "nvlink", 8),
+        (["--hardware", "Xeon", "-tp", "2", "-pp", "2", "--stage-interconnect", "100gbe", "-dp", "2"], "Xeon's own", 2),
+    ):
+        assert main(["plan", "--model", model, *flags, *LOAD]) == 0
+        said = capsys.readouterr().out
+        answer = json.loads(said.splitlines()[-1])
+        assert "simulated: costs computed" in said and "embedding and head): " in said and name in said
+        basis, steps = answer["basis"], answer["steps"]
+        assert basis["interconnect"]["name"] == name and basis["memory"][0]["ranks"] == num_ranks
+        assert len(basis["memory"]) == basis["pipeline_parallel"] and answer["kv_tokens"] > 10_000
+        assert 0 < steps[0]["exchange_s"] < steps[0]["step_s"] < steps[-1]["step_s"]
+        weights = sum(one["weights_bytes"] * one["ranks"] for one in basis["memory"])
+        assert weights == pytest.approx(14.48e9, rel=0.01), "each weight once, norms on each rank"
+    assert main(["plan", "--model", model, "--hardware", "H100", *LOAD, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["steps"][0]["exchange_s"] == 0.0
+
+
 def test_a_slower_device_is_slower(capsys, model):
     found = {
         name: plan(capsys, "--model", model, "--hardware", name, *LOAD)["figures"]["p50_itl_ms"]
@@ -88,7 +108,24 @@ def test_a_flight_recording_is_a_trace_and_a_calibration_a_cost_model(capsys, tm
     save_calibration(calibration, tmp_path / "c.json")
     answer = plan(capsys, "--calibration", str(tmp_path / "c.json"), "--trace", str(tmp_path / "recording"))
     assert answer["figures"]["num_answered"] >= 11  # one is aborted, maybe before its first token
-    assert answer["basis"]["machine"] == "here"
+    assert answer["basis"]["machine"] == "here" and answer["basis"]["replicas_beside"] == 1
+
+
+def test_a_calibration_is_planned_over_ranks(capsys, model, tmp_path):
+    calibration = fit(
+        samples(300, 0.0), [0.001], [(1, 1e-4), (2, 1e-4)], model="m", machine="here", setup=make_setup(), num_threads=2
+    )  # fmt: skip
+    save_calibration(calibration, tmp_path / "c.json")
+    ranks = ["--calibration", str(tmp_path / "c.json"), "--model", model, "-tp", "2", *LOAD]
+    steps = {}
+    for threads in ("1", "2"):
+        answer = plan(capsys, *ranks, "--interconnect", "shared-memory", "--num-threads", threads)
+        assert answer["basis"]["speedup"] == int(threads)
+        steps[threads] = answer["steps"][-1]
+    assert steps["1"]["exchange_s"] == steps["2"]["exchange_s"] > 1e-3
+    assert steps["2"]["step_s"] < 0.9 * steps["1"]["step_s"]
+    assert main(["plan", *ranks]) == 2
+    assert "--interconnect shared-memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -99,7 +136,10 @@ def test_a_flight_recording_is_a_trace_and_a_calibration_a_cost_model(capsys, tm
         (["--hardware", "H1000", "--model", "MODEL"], "did you mean 'H100'"),
         (["--hardware", "H100", "--model", "MODEL", "--rate", "0"], "rate"),
         (["--hardware", "H100", "--model", "MODEL", "--routing", "prefix"], "routing"),
-        (["--hardware", "H100", "--model", "MODEL", "-tp", "5"], "cannot be divided among 5"),
+        (["--hardware", "H100", "--model", "MODEL", "-pp", "33"], "cannot be divided among 33 stages"),
+        (["--hardware", "H100", "--model", "MODEL", "--enable-expert-parallel"], "0 experts"),
+        (["--hardware", "H100", "--model", "MODEL", "-tp", "2", "--interconnect", "pcie"], "did you mean 'pcie"),
+        (["--calibrate", "x.json", "--model", "MODEL", "-tp", "2"], "leave out -tp and -pp"),
         (["--calibrate", "x.json"], "needs a model"),
         (["--hardware", "H100", "--model", "MODEL", "--slo-ttft", "-5"], "--slo-ttft must be above 0"),
     ],

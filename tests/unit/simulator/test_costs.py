@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from quire.simulator.calibration import (
     verdict,
 )
 from quire.simulator.costs import StepShape
+from quire.simulator.divided import DividedCosts
+from quire.simulator.division import Division, Exchanges, rank_weights
 from quire.simulator.hardware import HARDWARE, Hardware
+from quire.simulator.interconnect import INTERCONNECTS, find_interconnect
 from quire.simulator.observed import StepSample, observe, requests_of
 from quire.simulator.roofline import Assumptions, Roofline
 from tests.unit.flight_recorder.test_recording import read_recording, record_some
@@ -71,18 +75,87 @@ def test_a_long_prompt_computes():
     assert seconds == pytest.approx(flops / 1e12 + 2 * HEAD_PARAMS / 1e9)
 
 
-def test_two_devices_halve_the_weights_and_pay_for_sums():
+def test_ranks_divide_the_weights_and_exchange_outputs():
     one = Roofline(arch(), DEVICE, assumptions=IDEAL).step_seconds(decode(1, 0))
-    two = Roofline(arch(), DEVICE, tensor_parallel=2, assumptions=IDEAL).step_seconds(decode(1, 0))
-    all_reduces = 2 * 2 * (1 * 64 * 2 / 1e8)
-    assert two == pytest.approx(one / 2 + all_reduces)
+    two = Roofline(arch(), DEVICE, division=Division(num_ranks=2), assumptions=IDEAL)
+    # heads, hidden, intermediate, hidden of each layer, and the embedding: half of them come from the other rank
+    received = (2 * (64 + 64 + 128 + 64) + 64) * 2 / 2 + 1000 * 4 / 2
+    assert two.exchanges.num_bytes(decode(1, 0)) == received
+    assert two.step_seconds(decode(1, 0)) == pytest.approx(one / 2 + received / 1e8)
 
 
 def test_a_pipeline_adds_memory_and_no_speed():
     one = Roofline(arch(), DEVICE, assumptions=IDEAL)
-    two = Roofline(arch(), DEVICE, pipeline_parallel=2, assumptions=IDEAL)
-    assert two.step_seconds(decode(1, 0)) > one.step_seconds(decode(1, 0))
+    two = Roofline(arch(), DEVICE, division=Division(num_stages=2), assumptions=IDEAL)
+    there_and_back = 2 * 64 * 2
+    assert two.exchanges.num_bytes(decode(1, 0)) == there_and_back
+    assert two.step_seconds(decode(1, 0)) == pytest.approx(one.step_seconds(decode(1, 0)) + there_and_back / 1e8)
     assert cache_of(two).num_blocks > 1.9 * cache_of(one).num_blocks
+    first, last = two.memory(cache_of(two))
+    assert first["layers"] == [0, 1] and last["layers"] == [1, 2]
+    assert first["weights_bytes"] - last["weights_bytes"] == 2 * 2 * HEAD_PARAMS, "the tables are on the first stage"
+
+
+def test_norms_and_scarce_key_heads_are_on_every_rank():
+    layer = 2 * (64 * 64) + 3 * 64 * 128  # queries, outputs and the MLP of a layer
+    for num_ranks, key_heads in ((1, 2), (2, 1), (4, 1)):
+        division = Division(num_ranks=num_ranks)
+        expected = 2 * (layer / num_ranks + 2 * 64 * 16 * key_heads + 2 * 64) + 2 * HEAD_PARAMS / num_ranks
+        assert rank_weights(arch(), division, 0) == expected
+
+
+def test_experts_are_whole_on_one_rank_with_expert_parallelism():
+    mixture = parse_config(LATENT | {"first_k_dense_replace": 0, "num_hidden_layers": 1})
+    of_expert, num_all = 3 * 64 * 40, mixture.num_layer_weights
+    two, all_whole = Division(num_ranks=2), Division(num_ranks=2, divides_experts=True)
+    assert rank_weights(mixture, two, 0) == rank_weights(mixture, all_whole, 0), "4 experts divide evenly"
+    replicas = Division(num_replicas=4, divides_experts=True)
+    tables = mixture.num_table_weights
+    assert rank_weights(mixture, replicas, 0) == num_all - 3 * of_expert + tables + 2 * 64
+    roofline = Roofline(mixture, DEVICE, division=replicas, assumptions=IDEAL)
+    assert roofline.exchanges.num_bytes(decode(8, 0)) == 2 * 8 * 2 * 64 * 2 * 3 / 4, "to experts, and back"
+    with pytest.raises(ConfigError, match="4 experts cannot be divided among 8 ranks"):
+        Division(num_ranks=8, divides_experts=True).check(mixture)
+    with pytest.raises(ConfigError, match="0 experts"):
+        Division(num_ranks=2, divides_experts=True).check(arch())
+    with pytest.raises(ConfigError, match="2 layers cannot be divided among 3 stages"):
+        Division(num_stages=3).check(arch())
+
+
+def test_a_measured_interconnect_is_read_between_its_points_and_beyond(tmp_path):
+    path = tmp_path / "here.json"
+    sizes = [{"bytes": 100, "all_gather_us": 10.0, "copy_us": 1.0}, {"bytes": 300, "all_gather_us": 20.0}]
+    path.write_text(json.dumps({"ranks": 2, "sizes": sizes, "more": 1}))
+    link = find_interconnect(str(path))
+    seconds = [link.gather_seconds(size, 2) for size in (1, 100, 200, 300, 600)]
+    assert seconds == pytest.approx([10e-6, 10e-6, 15e-6, 20e-6, 40e-6])
+    assert link.gather_seconds(200, 4) == pytest.approx(45e-6) and link.gather_seconds(200, 1) == 0.0
+    assert link.with_share(0.5) is link and "measured" in link.source
+    with pytest.raises(ConfigError, match="did you mean 'nvlink'"):
+        find_interconnect("nvlonk")
+    for text in ("{}", json.dumps({"ranks": 1, "sizes": sizes}), json.dumps({"ranks": 2, "sizes": sizes[::-1]})):
+        path.write_text(text)
+        with pytest.raises(ValidationError, match=r"is not a measured interconnect.*"):
+            find_interconnect(str(path))
+
+
+def test_every_interconnect_says_where_its_figures_are_from():
+    for link in INTERCONNECTS.values():
+        assert ("assumed" in link.source) != ("measured" in link.source)
+        assert link.gather_seconds(1e6, 2) > link.gather_seconds(64, 2) > 0
+
+
+def test_a_calibration_is_divided_by_cores_and_pays_for_exchanges():
+    calibration = fit(samples(300, 0.0), [0.001], [(1, 1e-4), (2, 1e-4)], model="m", machine="here", setup=make_setup())
+    link = INTERCONNECTS["shared-memory"]
+    exchanges = Exchanges(arch(), Division(num_ranks=2), 2, link, link)
+    shape = decode(8, 4000)
+    costs = DividedCosts(calibration, 0, 2.0, exchanges)
+    alone = calibration.sampling_s * 8
+    expected = (calibration.fitted_seconds(shape) - alone) / 2 + alone + exchanges.seconds(shape)
+    assert costs.step_seconds(shape) == pytest.approx(expected, rel=0.02)
+    assert exchanges.seconds(shape) >= 10 * 8.5e-6, "nine all-gathers and the logits"
+    assert costs.gap_seconds(shape) == CalibratedCosts(calibration).gap_seconds(shape)
 
 
 def test_pages_fill_what_the_weights_leave():
@@ -147,8 +220,8 @@ def test_what_does_not_fit_or_divide_is_refused():
     with pytest.raises(NotEnoughMemoryError, match="do not fit in 1 x L4"):
         big = arch(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, head_dim=128)
         Roofline(big, HARDWARE["l4"])
-    with pytest.raises(ConfigError, match="cannot be divided among 3"):
-        Roofline(arch(), DEVICE, tensor_parallel=3)
+    divided, whole = (Roofline(arch(), DEVICE, division=Division(num_ranks=n), assumptions=IDEAL) for n in (2, 3))
+    assert cache_of(divided).num_blocks > 1.9 * cache_of(whole).num_blocks, "4 heads do not divide by 3: all keep all"
     with pytest.raises(ConfigError, match="does not have a rate for dtype 'fp8'"):
         Roofline(arch(), HARDWARE["a100"], dtype="fp8")
 
