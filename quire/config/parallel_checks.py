@@ -13,8 +13,6 @@ def check_parallel(config: QuireConfig) -> None:
     if num_ranks == 1:
         return
     model = config.model
-    found = config.speculative
-    is_drafting = found is not None and not found.is_off
     others = {
         "attention_backend": (config.device.attention_backend != "native_cpu", "it needs the native CPU kernels"),
         "model_impl": (model.model_impl == "transformers", "classes of transformers are not divided"),
@@ -23,10 +21,6 @@ def check_parallel(config: QuireConfig) -> None:
             "formats of plugins are not divided",
         ),
         "quantization_report": (model.quantization_report, "no rank has the whole of a matrix"),
-        "speculative_config": (
-            is_drafting and found is not None and (found.model_method is not None or bool(found.tree)),
-            "models that draft are not divided; methods ngram and suffix are supported",
-        ),
     }  # fmt: skip
     for name, (is_set, why) in others.items():
         if is_set:

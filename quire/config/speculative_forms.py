@@ -23,8 +23,8 @@ _DRAFTER = "it is of a drafter that Quire does not compute", "leave it out"
 _TESTING = "acceptance is never made up", "leave it out"
 # Key -> the values that ask for nothing, why there is no more, what to do instead.
 REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
-    "draft_tensor_parallel_size": ((None, 1), "the model runs in one process", "leave it out"),
-    "tensor_parallel_size": ((None, 1), "the model runs in one process", "leave it out"),
+    "draft_tensor_parallel_size": ((None, 1), "the model that drafts is divided as the target is", "leave it out"),
+    "tensor_parallel_size": ((None, 1), "the model that drafts is divided as the target is", "leave it out"),
     "use_heterogeneous_vocab": (_OFF, "drafts are token ids of the target", "use a draft model of its vocabulary"),
     "parallel_drafting": (_OFF, *_DRAFTER),
     "dspark_draft_topk": (_NONE, *_DRAFTER),

@@ -16,8 +16,8 @@ from quire.attention.metadata import AttentionMetadata, StateMetadata
 from quire.core.kv_spec import KVCacheConfig, MambaSpec
 from quire.core.scheduler_output import BlockCopies, StateBlocks
 from quire.worker.block_tables import BlockTables
-from quire.worker.draft_trees import place_segments
-from quire.worker.input_batch import InputBatch, TreeBatch
+from quire.worker.draft_trees import TreeBlocks, place_segments
+from quire.worker.input_batch import InputBatch
 from quire.worker.kv_cache_tensors import CachePool
 
 _NO_IDS = np.empty(0, dtype=np.int32)
@@ -51,6 +51,7 @@ class AttentionGroups:
         self._kv_caches = tuple(kv_caches)
         self._pools = tuple(pools)
         self._scratch_ids = scratch_ids
+        self._block_size = kv_cache_config.block_size
         with_state = [i for i, group in enumerate(kv_cache_config.groups) if isinstance(group.spec, MambaSpec)]
         # Of each group with states that these layers are in: its number among all that have states.
         self._state_numbers = {group: number for number, group in enumerate(with_state) if group in self.groups}
@@ -92,8 +93,8 @@ class AttentionGroups:
             }
         )
 
-    def keep_paths(self, batch: InputBatch, block_tables: BlockTables, tokens: np.ndarray) -> None:
-        """Bring keys and values of accepted drafts to where their rows' tokens are, in every layer.
+    def kept_slots(self, batch: InputBatch, block_tables: BlockTables, tokens: np.ndarray) -> np.ndarray:
+        """What brings keys and values of accepted drafts to where their rows' tokens are: [2, n] int64, from and to.
 
         Args:
             batch: with trees.
@@ -102,18 +103,33 @@ class AttentionGroups:
         assert batch.trees is not None, "called for trees"
         segments = np.searchsorted(batch.trees.start_loc, tokens, "right") - 1
         tokens = tokens[~batch.trees.is_first[segments]]
-        backend = self._pools[0].backend
-        if not len(tokens) or backend is None:
-            return
+        if not len(tokens):
+            return np.empty((2, 0), dtype=np.int64)
         (group,) = self.groups
-        block_size = block_tables.block_sizes[group]
-        placed = place_segments(
-            batch.trees, batch.token_positions, block_tables.tables[group], block_size, self._scratch_ids
-        )
         own = block_tables.slots(group, batch.token_rows[tokens], batch.token_positions[tokens])
-        slots = torch.from_numpy(np.stack([placed.slots[tokens], own])).to(batch.input_ids.device)
+        return np.stack([self.place_trees(batch, block_tables).slots[tokens], own])
+
+    def copy_slots(self, slots: np.ndarray) -> None:
+        """Copy keys and values of tokens in every layer: [2, n] int64, from and to; for trees of drafts."""
+        backend = self._pools[0].backend
+        assert backend is not None, "trees are for keys and values"
+        on_device = torch.from_numpy(slots).to(self._kv_caches[0].device)
         for kv_cache in self._kv_caches:
-            backend.copy_slots(kv_cache, block_size, slots)
+            backend.copy_slots(kv_cache, self._block_size, on_device)
+
+    def place_trees(self, batch: InputBatch, block_tables: BlockTables) -> TreeBlocks:
+        """Where the segments of a step's trees lie; layers with trees are in one group."""
+        assert batch.trees is not None, "called for trees"
+        (group,) = self.groups
+        table, block_size = block_tables.tables[group], block_tables.block_sizes[group]
+        return place_segments(batch.trees, batch.token_positions, table, block_size, self._scratch_ids)
+
+    def tree_context(
+        self, num_tokens: int, start_loc: np.ndarray, seq_lens: np.ndarray, placed: TreeBlocks, device: torch.device
+    ) -> ForwardContext:
+        """The context of a step with trees, by its segments: [num_segments + 1] and [num_segments] int32."""
+        (group,) = self.groups
+        return self.context_of({group: _tree_metadata(num_tokens, start_loc, seq_lens, placed, device)})
 
     def context_of(self, per_group: Mapping[int, AttentionMetadata | StateMetadata]) -> ForwardContext:
         """The context of a step, from the metadata of each of `groups`."""
@@ -121,7 +137,8 @@ class AttentionGroups:
 
     def _metadata(self, group: int, batch: InputBatch, block_tables: BlockTables) -> AttentionMetadata:
         if batch.trees is not None:
-            return self._tree_metadata(batch, batch.trees, block_tables.tables[group], block_tables.block_sizes[group])
+            placed, trees = self.place_trees(batch, block_tables), batch.trees
+            return _tree_metadata(batch.num_tokens, trees.start_loc, trees.seq_lens, placed, batch.input_ids.device)
         device = batch.input_ids.device
         max_seq_len = int(batch.seq_lens.max())
         return AttentionMetadata(
@@ -139,26 +156,6 @@ class AttentionGroups:
             max_seq_len=max_seq_len,
         )
 
-    def _tree_metadata(
-        self, batch: InputBatch, trees: TreeBatch, table: np.ndarray, block_size: int
-    ) -> AttentionMetadata:
-        """Each segment of the step's trees is a request of its own."""
-        device = batch.input_ids.device
-        placed = place_segments(trees, batch.token_positions, table, block_size, self._scratch_ids)
-        return AttentionMetadata(
-            num_reqs=len(trees.rows),
-            num_tokens=batch.num_tokens,
-            query_start_loc=torch.from_numpy(trees.start_loc).to(device),
-            seq_lens=torch.from_numpy(trees.seq_lens).to(device),
-            block_table=torch.from_numpy(placed.table).to(device),
-            slot_mapping=torch.from_numpy(placed.slots).to(device),
-            query_start_loc_np=trees.start_loc,
-            seq_lens_np=trees.seq_lens,
-            max_query_len=int(np.diff(trees.start_loc).max()),
-            max_seq_len=int(trees.seq_lens.max()),
-            copied_slots=torch.from_numpy(placed.copied_slots).to(device),
-        )
-
     @staticmethod
     def _state_metadata(batch: InputBatch, number: int) -> StateMetadata:
         device, blocks = batch.input_ids.device, batch.states[number]
@@ -166,6 +163,25 @@ class AttentionGroups:
         if not batch.token_state_blocks:
             return metadata
         return dataclasses.replace(metadata, token_block=torch.from_numpy(batch.token_state_blocks[number]).to(device))
+
+
+def _tree_metadata(
+    num_tokens: int, start_loc: np.ndarray, seq_lens: np.ndarray, placed: TreeBlocks, device: torch.device
+) -> AttentionMetadata:
+    """Each segment of the step's trees is a request of its own."""
+    return AttentionMetadata(
+        num_reqs=len(seq_lens),
+        num_tokens=num_tokens,
+        query_start_loc=torch.from_numpy(start_loc).to(device),
+        seq_lens=torch.from_numpy(seq_lens).to(device),
+        block_table=torch.from_numpy(placed.table).to(device),
+        slot_mapping=torch.from_numpy(placed.slots).to(device),
+        query_start_loc_np=start_loc,
+        seq_lens_np=seq_lens,
+        max_query_len=int(np.diff(start_loc).max()),
+        max_seq_len=int(seq_lens.max()),
+        copied_slots=torch.from_numpy(placed.copied_slots).to(device),
+    )
 
 
 def make_state_metadata(

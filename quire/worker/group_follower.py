@@ -5,6 +5,7 @@ Made by the worker of such a rank. Owns nothing of requests.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from quire.core.scheduler_output import BlockCopies
@@ -12,7 +13,17 @@ from quire.distributed.communicator import Communicator
 from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_transfers import BlockTransfers
-from quire.worker.group_messages import CopyBlocks, ForwardStep, Meet, SampleLogits, SwapBlocks
+from quire.worker.group_drafts import GroupDrafts
+from quire.worker.group_messages import (
+    CopyBlocks,
+    CopySlots,
+    DraftForward,
+    DraftLogits,
+    ForwardStep,
+    Meet,
+    SampleLogits,
+    SwapBlocks,
+)
 from quire.worker.group_steps import GroupStep
 from quire.worker.step_channel import StepChannel
 
@@ -22,6 +33,7 @@ class GroupFollower:
 
     Args:
         dtype: of hidden states.
+        drafts: of a model that drafts.
         transfers: swaps blocks; None = there is no swap space.
     """
 
@@ -33,6 +45,7 @@ class GroupFollower:
         step: GroupStep,
         attention: AttentionGroups,
         dtype: torch.dtype,
+        drafts: GroupDrafts,
         transfers: BlockTransfers | None = None,
     ) -> None:
         self._communicator = communicator
@@ -41,6 +54,7 @@ class GroupFollower:
         self._step = step
         self._attention = attention
         self._dtype = dtype
+        self._drafts = drafts
         self._transfers = transfers
 
     @torch.inference_mode()
@@ -56,6 +70,10 @@ class GroupFollower:
                 self._model.compute_logits(hidden)
             elif isinstance(message, CopyBlocks):
                 self._attention.copy_pages(BlockCopies(message.source_ids, message.target_ids))
+            elif isinstance(message, DraftForward | DraftLogits):
+                self._drafts.follow(message)
+            elif isinstance(message, CopySlots):
+                self._attention.copy_slots(np.array(message.slots))
             elif isinstance(message, Meet):
                 self._communicator.barrier()
             else:

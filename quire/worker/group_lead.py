@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from quire.core.scheduler_output import BlockCopies, SchedulerOutput
@@ -16,7 +17,7 @@ from quire.distributed.communicator import Communicator
 from quire.errors import EngineDeadError
 from quire.models.interfaces import CausalLM
 from quire.worker.block_tables import BlockTables
-from quire.worker.group_messages import CopyBlocks, Meet, SampleLogits, SwapBlocks
+from quire.worker.group_messages import CopyBlocks, CopySlots, GroupMessage, Meet, SampleLogits, SwapBlocks
 from quire.worker.group_steps import GroupStep
 from quire.worker.input_batch import InputBatch
 from quire.worker.step_channel import StepChannel
@@ -48,38 +49,52 @@ class GroupLead:
     def forward(self, batch: InputBatch, *, wants_all: bool) -> torch.Tensor:
         """The hidden states of a step, computed by all ranks."""
         message = self._step.message(batch, self._block_tables, wants_all=wants_all)
-        with self._together("a step"):
+        with self.together("a step"):
             self._channel.send(message)
             return self._step.run(message, batch)
 
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size], of which every rank computes a part."""
         num_rows, size = hidden_rows.shape
-        with self._together("logits"):
+        with self.together("logits"):
             self._channel.send(SampleLogits(num_rows, size))
             self._communicator.broadcast(hidden_rows.contiguous())
             return self._model.compute_logits(hidden_rows)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """On the other ranks."""
-        with self._together("copies of blocks"):
+        with self.together("copies of blocks"):
             self._channel.send(CopyBlocks(copies.source_ids, copies.target_ids))
 
     def swap_blocks(self, scheduled: SchedulerOutput) -> None:
         """Of a step, on the other ranks."""
         outs, ins = scheduled.swap_outs, scheduled.swap_ins
         if len(outs) or len(ins):
-            with self._together("swaps of blocks"):
+            with self.together("swaps of blocks"):
                 self._channel.send(SwapBlocks(outs.source_ids, outs.target_ids, ins.source_ids, ins.target_ids))
+
+    def copy_slots(self, slots: np.ndarray) -> None:
+        """As `AttentionGroups.copy_slots`, on the other ranks."""
+        with self.together("copies of drafts"):
+            self._channel.send(CopySlots(slots))
+
+    def send(self, message: GroupMessage) -> None:
+        """To the other ranks."""
+        self._channel.send(message)
 
     def meet(self) -> None:
         """Wait until every rank has done what was sent: their caches are at the same step."""
-        with self._together("a barrier"):
+        with self.together("a barrier"):
             self._channel.send(Meet())
             self._communicator.barrier()
 
     @contextmanager
-    def _together(self, what: str) -> Iterator[None]:
+    def together(self, what: str) -> Iterator[None]:
+        """What is computed by all ranks, or by none: any other error ends the group.
+
+        Raises:
+            EngineDeadError: it failed on this rank, or another has ended.
+        """
         try:
             yield
         except EngineDeadError:

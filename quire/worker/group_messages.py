@@ -18,6 +18,20 @@ class InitCache(msgspec.Struct, frozen=True, tag="init_cache"):
     kv_cache: KVCacheConfig
 
 
+class TreeSegments(msgspec.Struct, frozen=True):
+    """Of a step with trees of drafts, each segment as a request of its own; tables and slots are theirs.
+
+    Attributes:
+        start_loc: [num_segments + 1] int32.
+        seq_lens: [num_segments] int32.
+        copied_slots: [2, num_copies] int64; as of `worker.draft_trees.TreeBlocks`.
+    """
+
+    start_loc: np.ndarray
+    seq_lens: np.ndarray
+    copied_slots: np.ndarray
+
+
 class ForwardStep(msgspec.Struct, frozen=True, tag="forward"):
     """Compute a step: see `InputBatch` for the arrays.
 
@@ -26,6 +40,7 @@ class ForwardStep(msgspec.Struct, frozen=True, tag="forward"):
         slots: likewise [num_tokens] int64.
         read_blocks, write_blocks: of each group with states.
         wants_all: the hidden states of all tokens are needed.
+        segments: of trees of drafts; None = there are none.
     """
 
     rows: np.ndarray
@@ -42,6 +57,7 @@ class ForwardStep(msgspec.Struct, frozen=True, tag="forward"):
     write_blocks: list[np.ndarray]
     token_state_blocks: list[np.ndarray]
     wants_all: bool
+    segments: TreeSegments | None = None
 
 
 class SampleLogits(msgspec.Struct, frozen=True, tag="logits"):
@@ -67,8 +83,41 @@ class SwapBlocks(msgspec.Struct, frozen=True, tag="swap"):
     in_target_ids: np.ndarray
 
 
+class CopySlots(msgspec.Struct, frozen=True, tag="copy_slots"):
+    """Copy keys and values of tokens, in every layer of the target: [2, n] int64, from and to."""
+
+    slots: np.ndarray
+
+
+class DraftForward(msgspec.Struct, frozen=True, tag="draft"):
+    """A pass of the model that drafts.
+
+    Attributes:
+        width: of what it is given beside tokens, [num_tokens, width], which follows; 0 = nothing.
+        are_states: what follows are states of the target, which features are made from.
+    """
+
+    step: ForwardStep
+    width: int
+    are_states: bool
+
+
+class DraftLogits(msgspec.Struct, frozen=True, tag="draft_logits"):
+    """Compute this rank's logits of the drafting model, of hidden states [num_rows, size], which follow.
+
+    Attributes:
+        num_places: tokens that each row drafts at once.
+    """
+
+    num_rows: int
+    size: int
+    num_places: int
+
+
 class Meet(msgspec.Struct, frozen=True, tag="meet"):
     """Wait for the others: then rank 0 may read and write the caches of all, until it sends the next message."""
 
 
-GroupMessage = InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet
+GroupMessage = (
+    InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet | CopySlots | DraftForward | DraftLogits
+)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
+from quire.attention.context import ForwardContext
 from quire.core.scheduler_output import StateBlocks
-from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
-from quire.worker.device.graphs import StepGraphs
-from quire.worker.group_messages import ForwardStep
+from quire.worker.device.graphs import StepGraphs, StepModel
+from quire.worker.draft_trees import TreeBlocks
+from quire.worker.group_messages import ForwardStep, TreeSegments
 from quire.worker.input_batch import InputBatch
 
 NO_IDS = np.empty(0, dtype=np.int32)
+
+PlacedTables = tuple[np.ndarray, np.ndarray]
+"""[num_reqs, num_blocks] int32 and [num_tokens] int64: blocks and slots of a KV cache group."""
 
 
 class StepTables(BlockTables):
@@ -47,7 +52,7 @@ class GroupStep:
     """
 
     def __init__(
-        self, model: CausalLM, graphs: StepGraphs, attention: AttentionGroups, tables: StepTables, device: torch.device
+        self, model: StepModel, graphs: StepGraphs, attention: AttentionGroups, tables: StepTables, device: torch.device
     ) -> None:
         self._model = model
         self._graphs = graphs
@@ -55,11 +60,29 @@ class GroupStep:
         self._tables = tables
         self._device = device
 
-    def message(self, batch: InputBatch, block_tables: BlockTables, *, wants_all: bool) -> ForwardStep:
-        """What a rank needs to compute the step of `batch`."""
+    def message(
+        self,
+        batch: InputBatch,
+        block_tables: BlockTables,
+        *,
+        wants_all: bool,
+        placed: Mapping[int, PlacedTables] | None = None,
+    ) -> ForwardStep:
+        """What a rank needs to compute the step of `batch`.
+
+        Args:
+            placed: by group, where its tokens are not at their positions in the rows' own blocks.
+        """
+        segments = None
+        if batch.trees is not None:
+            placed, segments = self._place_trees(batch, block_tables)
         max_seq_len = int(batch.seq_lens.max())
         tables, slots = [], []
         for group, has_state in enumerate(block_tables.has_state):
+            if placed is not None and group in placed:
+                tables.append(placed[group][0])
+                slots.append(placed[group][1])
+                continue
             is_here = not has_state and group in self._attention.groups
             tables.append(block_tables.gather(group, batch.rows, max_seq_len) if is_here else NO_IDS)
             slots.append(block_tables.slots(group, batch.token_rows, batch.token_positions) if is_here else NO_IDS)
@@ -78,7 +101,17 @@ class GroupStep:
             write_blocks=[one.write_block_ids for one in batch.states],
             token_state_blocks=list(batch.token_state_blocks),
             wants_all=wants_all,
+            segments=segments,
         )
+
+    def _place_trees(
+        self, batch: InputBatch, block_tables: BlockTables
+    ) -> tuple[dict[int, PlacedTables], TreeSegments]:
+        assert batch.trees is not None, "called for trees"
+        (group,) = self._attention.groups
+        blocks = self._attention.place_trees(batch, block_tables)
+        segments = TreeSegments(batch.trees.start_loc, batch.trees.seq_lens, blocks.copied_slots)
+        return {group: (blocks.table, blocks.slots)}, segments
 
     def batch_of(self, step: ForwardStep) -> InputBatch:
         """The batch of a message."""
@@ -104,13 +137,27 @@ class GroupStep:
     def run(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank."""
         self._tables.take(step)
-        hidden = self._graphs.forward(batch)
+        hidden = self._graphs.forward(batch) if step.segments is None else None
         if hidden is not None:
             return hidden
-        context = self._attention.forward_context(batch, self._tables)
+        context = self._context(step, batch)
         if not step.wants_all:
             context = dataclasses.replace(context, wanted=torch.from_numpy(batch.logits_indices).to(self._device))
         return self._model.forward(batch.input_ids, batch.positions, context)
+
+    def _context(self, step: ForwardStep, batch: InputBatch) -> ForwardContext:
+        found = step.segments
+        if found is None:
+            return self._attention.forward_context(batch, self._tables)
+        (group,) = self._attention.groups
+        blocks = TreeBlocks(
+            self._tables.gather(group, step.rows, 0),
+            self._tables.slots(group, step.token_rows, step.token_positions),
+            _writable(found.copied_slots),
+        )
+        return self._attention.tree_context(
+            batch.num_tokens, _writable(found.start_loc), _writable(found.seq_lens), blocks, self._device
+        )
 
 
 def _writable(array: np.ndarray) -> np.ndarray:

@@ -182,7 +182,11 @@ class ModelRunner:
 
     def _keep_paths(self, batch: InputBatch, tokens: np.ndarray) -> None:
         """Of a step with trees, these tokens stand."""
-        self._attention.keep_paths(batch, self._block_tables, tokens)
+        slots = self._attention.kept_slots(batch, self._block_tables, tokens)
+        if slots.shape[1]:
+            if self._group is not None:
+                self._group.copy_slots(slots)
+            self._attention.copy_slots(slots)
         self._kept_tokens = tokens
 
     def _forward(self, batch: InputBatch) -> torch.Tensor:

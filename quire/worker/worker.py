@@ -48,6 +48,7 @@ from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
 from quire.worker.group_caches import caches_of_group
+from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
 from quire.worker.group_messages import InitCache
@@ -221,12 +222,13 @@ class Worker:
         acceptance = None
         if self._acceptance is not None:
             acceptance = DraftAcceptance(self._acceptance, requests, sampling, ops.sampling, logprobs_mode, ops.device)
-        group = None
+        group = drafts = None
         if isinstance(step_tables, StepTables):
             step = GroupStep(self._model, graphs, attention, step_tables, ops.device)
             group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables)
+            drafts = GroupDrafts(ops.communicator, group, step_tables, block_tables, setup.dtype)
             self._follower = GroupFollower(
-                ops.communicator, self._channel, self._model, step, attention, setup.dtype, kv_caches.transfers
+                ops.communicator, self._channel, self._model, step, attention, setup.dtype, drafts, kv_caches.transfers
             )
         self._runner = ModelRunner(
             self._model,
@@ -255,7 +257,7 @@ class Worker:
             choice: DraftChoice = LikeliestTokens(ops.sampling)
             if acceptance is not None and acceptance.drawn is not None:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
-            self._runner.register_draft_model(self._drafter.start(cache, choice), setup.block_size)
+            self._runner.register_draft_model(self._drafter.start(cache, choice, drafts), setup.block_size)
         ops.communicator.barrier()  # every rank has its cache
         self._connector_caches, self._blocks = caches_of_group(
             kv_caches, setup.seat, kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype

@@ -15,7 +15,6 @@ from quire.core.model_drafts import DraftRequest, RowDrafts
 from quire.core.scheduler_output import SchedulerOutput
 from quire.engine import core_factory
 from quire.executor.drafting import DraftingExecutor, ModelProposer
-from quire.executor.uniproc import UniProcExecutor
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.worker.drafting import loading
 from quire.worker.drafting.draft_step import DraftStep
@@ -106,14 +105,16 @@ def ask_always(monkeypatch: Any, asked: dict[str, Any], drafted: list[Drafted], 
         note(drafted, self._requests.token_ids, drafts)
         return drafts
 
-    def make_executor(*args: Any) -> DraftingExecutor:
-        return DraftingExecutor(UniProcExecutor(*args), proposer)
+    executor_class = core_factory.executor_class
+
+    def drafting_class(name: str) -> Any:
+        return lambda *args: DraftingExecutor(executor_class(name)(*args), proposer)
 
     def make(setup: SchedulerSetup, **options: Any) -> Any:
         return make_scheduler(dataclasses.replace(setup, has_proposer=True), **{**options, "proposer": proposer})
 
     monkeypatch.setattr(DraftStep, "run", noting)
-    monkeypatch.setattr(core_factory, "executor_class", lambda name: make_executor)
+    monkeypatch.setattr(core_factory, "executor_class", drafting_class)
     if verifies:
         monkeypatch.setattr(core_factory, "make_scheduler", make)
     else:

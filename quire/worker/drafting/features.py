@@ -14,6 +14,8 @@ Example: a row has 41 tokens, blocks of 16, and was not asked for a while; this 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -24,11 +26,13 @@ from quire.models.heads.feature_head import FeatureHead
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.drafting.chain import Chains, ragged_tokens
-from quire.worker.drafting.choice import DraftChoice
+from quire.worker.drafting.choice import ComputeLogits, DraftChoice
 from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import make_batch
+from quire.worker.group_drafts import GroupDrafts
+from quire.worker.group_steps import PlacedTables
 
 
 class FeatureDrafts:
@@ -39,6 +43,7 @@ class FeatureDrafts:
         max_model_len: positions that the head has, in tokens.
         aux: where the target leaves the states that features are made from; None = they are its hidden states.
         graphs: of the head; None = it runs call by call.
+        group: the other ranks that compute the head, in the place of graphs; None = there are none.
     """
 
     def __init__(
@@ -52,8 +57,11 @@ class FeatureDrafts:
         max_model_len: int,
         aux: AuxStates | None = None,
         graphs: HeadGraphs | None = None,
+        group: GroupDrafts | None = None,
     ) -> None:
         self._head = head
+        self._group = group
+        self._compute_logits: ComputeLogits = head.compute_logits if group is None else group.compute_logits
         self._attention = attention
         self._block_tables = block_tables
         self._pages = pages
@@ -85,11 +93,10 @@ class FeatureDrafts:
         active = known = np.flatnonzero(most > 0)
         if len(known) < len(features):
             features = features.index_select(0, self._index(known))
-        compute_logits = self._head.compute_logits
         target_ids = self._head.target_ids if self._head.has_own_vocabulary else None
         self._choice.begin(inputs.rows[known], inputs.num_tokens[known])
         while len(known):
-            chosen = self._choice.choose(compute_logits, features, inputs.rows[known], target_ids)
+            chosen = self._choice.choose(self._compute_logits, features, inputs.rows[known], target_ids)
             active = chains.extend(known, *chosen)
             if not len(active):
                 break
@@ -110,8 +117,7 @@ class FeatureDrafts:
         token_ids = ragged_tokens(inputs.token_ids, rows, starts + 1, counts)
         ends = np.cumsum(counts)
         lines = np.arange(ends[-1]) + np.repeat(inputs.hidden_ends - ends, counts)
-        features = self._head.features(self._states(inputs, lines))
-        found = self._forward(rows, starts, counts, token_ids, features)
+        found = self._forward(rows, starts, counts, token_ids, self._states(inputs, lines), are_states=True)
         flat_rows = np.repeat(rows, counts)
         positions = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
         self._pages.note(flat_rows, positions, self._shifts[flat_rows] == 0)
@@ -132,10 +138,17 @@ class FeatureDrafts:
         return torch.cat([states.index_select(0, index) for states in self._aux.tensors], 1)
 
     def _forward(
-        self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, features: torch.Tensor
-    ) -> torch.Tensor:
-        """The head on `counts` pairs of each row from position `starts` on; valid until the next pass."""
+        self, rows: np.ndarray, starts: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, features: torch.Tensor,
+        *, are_states: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """The head on `counts` pairs of each row from position `starts` on; valid until the next pass.
+
+        Args:
+            are_states: `features` are the states that they are made from.
+        """
         batch = make_batch(rows, starts, counts, token_ids, self._device)
+        if are_states and self._group is None:
+            features = self._head.features(features)
         shifts, first_slots = self._shifts[rows], self._first_slots[rows]
         if self._graphs is not None and not first_slots.any() and not shifts.any():
             captured = self._graphs.run(batch, features)
@@ -143,25 +156,30 @@ class FeatureDrafts:
                 return captured
         seq_lens = (batch.seq_lens - shifts - first_slots).astype(np.int32)
         slots = batch.token_positions - np.repeat(shifts, counts)
-        metadata = {}
+        placed: dict[int, PlacedTables] = {}
         for group in self._attention.groups:
             table = self._block_tables.tables[group]
             columns = first_slots[:, None] // self._block_size + np.arange(-(-int(seq_lens.max()) // self._block_size))
             blocks = table[rows[:, None], np.minimum(columns, table.shape[1] - 1)]
-            metadata[group] = AttentionMetadata(
+            placed[group] = (blocks, self._block_tables.slots(group, batch.token_rows, slots))
+        if self._group is not None:
+            batch = dataclasses.replace(batch, seq_lens=seq_lens)
+            return self._group.forward(batch, features, are_states=are_states, placed=placed)
+        metadata = {
+            group: AttentionMetadata(
                 num_reqs=len(rows),
                 num_tokens=batch.num_tokens,
                 query_start_loc=torch.from_numpy(batch.query_start_loc).to(self._device),
                 seq_lens=torch.from_numpy(seq_lens).to(self._device),
                 block_table=torch.from_numpy(blocks).to(self._device),
-                slot_mapping=torch.from_numpy(self._block_tables.slots(group, batch.token_rows, slots)).to(
-                    self._device
-                ),
+                slot_mapping=torch.from_numpy(slot_ids).to(self._device),
                 query_start_loc_np=batch.query_start_loc,
                 seq_lens_np=seq_lens,
                 max_query_len=int(counts.max()),
                 max_seq_len=int(seq_lens.max()),
             )
+            for group, (blocks, slot_ids) in placed.items()
+        }
         found: torch.Tensor = self._head(
             batch.input_ids, features, batch.positions, self._attention.context_of(metadata)
         )

@@ -21,6 +21,7 @@ from quire.worker.drafting.choice import DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import DraftPasses, make_batch
+from quire.worker.group_drafts import GroupDrafts
 
 
 class DraftLanguageModel:
@@ -33,7 +34,7 @@ class DraftLanguageModel:
 
     def __init__(
         self,
-        passes: DraftPasses,
+        passes: DraftPasses | GroupDrafts,
         pages: DraftPages,
         choice: DraftChoice,
         device: torch.device,

@@ -31,8 +31,10 @@ from quire.models.loader import attention_params_of, load_model
 from quire.models.model_dir import read_model_dir
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.graphs import NoGraphs
 from quire.worker.device.ops import DeviceOps
 from quire.worker.drafting.choice import DraftChoice
+from quire.worker.drafting.feature_model import FeatureGraphs, FeatureModel
 from quire.worker.drafting.features import FeatureDrafts
 from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
@@ -42,6 +44,8 @@ from quire.worker.drafting.medusa_graphs import MedusaGraphs
 from quire.worker.drafting.medusa_trees import MedusaTrees
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import DraftPasses
+from quire.worker.group_drafts import GroupDrafts
+from quire.worker.group_steps import GroupStep
 from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.setup import WorkerSetup
 from quire.worker.warmup import capture_steps, warm_up
@@ -149,8 +153,8 @@ class Drafter(Protocol):
         """Every tensor that holds weights."""
         ...
 
-    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
-        """What drafts, warmed up; its tokens are chosen by `choice`."""
+    def start(self, cache: DrafterCache, choice: DraftChoice, group: GroupDrafts | None = None) -> DraftModel:
+        """What drafts, warmed up; its tokens are chosen by `choice`, its passes computed by all ranks of `group`."""
         ...
 
 
@@ -232,7 +236,7 @@ def _load_language_model(files: DrafterFiles, arch: ModelArch, setup: WorkerSetu
         setup.config.load,
         setup.dtype,
         ops.device,
-        ParallelContext(),
+        ParallelContext(setup.rank, setup.num_ranks),
         ops.attention,
         files.max_model_len,
         setup.config.model.seed,
@@ -260,15 +264,20 @@ class LanguageModelDrafter:
         """As `Drafter`."""
         return self._model.stored_tensors()
 
-    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
+    def start(self, cache: DrafterCache, choice: DraftChoice, group: GroupDrafts | None = None) -> DraftModel:
         """As `Drafter`."""
         setup, ops, longest = self._setup, self._ops, self._files.max_model_len
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
-        graphs = ops.make_graphs(self._model, attention, cache.block_tables)
+        tables = cache.block_tables if group is None else group.tables
+        graphs = ops.make_graphs(self._model, attention, tables)
         warm_up(self._model, attention, cache.block_tables, min(setup.block_size, longest), ops.device)
-        if not any(cache.block_tables.has_state):
+        passes: DraftPasses | GroupDrafts = DraftPasses(self._model, attention, cache.block_tables, graphs, ops.device)
+        if group is not None:
+            step = GroupStep(self._model, graphs, attention, group.tables, ops.device)
+            group.start(lambda hidden, num_places: self._model.compute_logits(hidden), step)
+            passes = group
+        elif not any(cache.block_tables.has_state):
             capture_steps(graphs, common_sizes(min(_most_captured(setup), longest)), ops.device)
-        passes = DraftPasses(self._model, attention, cache.block_tables, graphs, ops.device)
         limits = setup.limits
         most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
         pages = _pages(cache, attention, self._files)
@@ -293,17 +302,24 @@ class FeatureDrafter:
         """As `Drafter`."""
         return self._head.stored_tensors()
 
-    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
+    def start(self, cache: DrafterCache, choice: DraftChoice, group: GroupDrafts | None = None) -> DraftModel:
         """As `Drafter`."""
         setup, ops = self._setup, self._ops
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
         pages, longest = _pages(cache, attention, self._files), setup.limits.max_model_len
-        graphs = None
+        graphs, tables = None, cache.block_tables if group is None else group.tables
         if self._head.is_native:
-            graphs = HeadGraphs(self._head, ops.make_graphs, attention, cache.block_tables, ops.device)
+            graphs = HeadGraphs(self._head, ops.make_graphs, attention, tables, ops.device)
+        if group is not None:
+            model = FeatureModel(self._head)
+            of_model = NoGraphs() if graphs is None else FeatureGraphs(model, graphs)
+            step = GroupStep(model, of_model, attention, group.tables, ops.device)
+            group.start(model.compute_logits, step, model.give)
+            graphs = None
+        elif graphs is not None:
             graphs.capture(common_sizes(_most_captured(setup)))
         return FeatureDrafts(
-            self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs
+            self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group
         )
 
 
@@ -327,18 +343,19 @@ class MedusaDrafter:
         packed = dict(self._heads.named_buffers())
         return {name: tensor.detach() for name, tensor in {**dict(self._heads.named_parameters()), **packed}.items()}
 
-    def start(self, cache: DrafterCache, choice: DraftChoice) -> DraftModel:
+    def start(self, cache: DrafterCache, choice: DraftChoice, group: GroupDrafts | None = None) -> DraftModel:
         """As `Drafter`."""
-        compute_logits = self._target.compute_logits
+        compute_logits, heads, ops, graphs = self._target.compute_logits, self._heads, self._ops, None
+        if group is not None:  # other ranks have no logits that a captured step could be compared by
+            group.start(lambda hidden, num: heads.logits(heads.states(hidden)[:, :num], compute_logits))
         if self._tree:
-            return MedusaTrees(self._heads, compute_logits, self._ops.sampling, self._tree)
-        heads, ops, graphs = self._heads, self._ops, None
-        if heads.arch.shares_projection and heads.arch.num_blocks == 1:
+            return MedusaTrees(heads, compute_logits, ops.sampling, self._tree, group)
+        if group is None and heads.arch.shares_projection and heads.arch.num_blocks == 1:
             graphs = MedusaGraphs(
                 heads, compute_logits, ops.make_graphs, cache.attention([]), cache.block_tables, ops.device
             )
             graphs.capture(range(1, min(MOST_CAPTURED_ROWS, len(cache.block_tables.tables[0])) + 1))
-        return MedusaDrafts(heads, compute_logits, choice, graphs)
+        return MedusaDrafts(heads, compute_logits, choice, graphs, group)
 
 
 def _most_captured(setup: WorkerSetup) -> int:

@@ -14,6 +14,7 @@ from quire.models.heads.medusa import ComputeLogits, MedusaHeads
 from quire.worker.drafting.choice import Chosen, DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.medusa_graphs import MedusaGraphs
+from quire.worker.group_drafts import GroupDrafts
 
 MAX_LINES = 256
 """Most rows of logits at once, which bounds their memory."""
@@ -25,6 +26,7 @@ class MedusaDrafts:
     Args:
         compute_logits: the target's.
         graphs: of the heads, if these all share its projection and have one block; None = they run call by call.
+        group: the other ranks that compute the heads; None = there are none.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class MedusaDrafts:
         compute_logits: ComputeLogits,
         choice: DraftChoice,
         graphs: MedusaGraphs | None = None,
+        group: GroupDrafts | None = None,
     ) -> None:
+        self._group = group
         self._heads = heads
         self._graphs = graphs
         self._compute_logits = compute_logits
@@ -76,5 +80,8 @@ class MedusaDrafts:
                 logits = logits.view(len(hidden), -1, logits.shape[1])[:, :num_heads].flatten(0, 1)
             found = logits
             return self._choice.choose(lambda lines: found, hidden, rows)
+        if self._group is not None:
+            of_group = self._group.compute_logits(hidden, num_heads)
+            return self._choice.choose(lambda lines: of_group, hidden, rows)
         states = self._heads.states(hidden)[:, :num_heads]
         return self._choice.choose(lambda lines: self._heads.logits(lines, self._compute_logits), states, rows)

@@ -18,6 +18,7 @@ from quire.models.heads.medusa import ComputeLogits, MedusaHeads
 from quire.sample.ops.interface import SamplingOps
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
 from quire.worker.drafting.medusa import MAX_LINES
+from quire.worker.group_drafts import GroupDrafts
 
 
 class MedusaTrees:
@@ -26,9 +27,18 @@ class MedusaTrees:
     Args:
         compute_logits: the target's.
         tree: paths, parents first; those beyond the last head are left out.
+        group: the other ranks that compute the heads; None = there are none.
     """
 
-    def __init__(self, heads: MedusaHeads, compute_logits: ComputeLogits, ops: SamplingOps, tree: Tree) -> None:
+    def __init__(
+        self,
+        heads: MedusaHeads,
+        compute_logits: ComputeLogits,
+        ops: SamplingOps,
+        tree: Tree,
+        group: GroupDrafts | None = None,
+    ) -> None:
+        self._group = group
         self._heads = heads
         self._compute_logits = compute_logits
         self._ops = ops
@@ -73,8 +83,11 @@ class MedusaTrees:
 
     def _best(self, hidden: torch.Tensor, num_heads: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """[n * num_heads, count] the likeliest tokens of the first heads and their probabilities; 0 = there is none."""
-        states = self._heads.states(hidden)[:, :num_heads]
-        logits = self._ops.compute_logits(lambda lines: self._heads.logits(lines, self._compute_logits), states)
+        if self._group is not None:
+            logits = self._group.compute_logits(hidden, num_heads)
+        else:
+            states = self._heads.states(hidden)[:, :num_heads]
+            logits = self._ops.compute_logits(lambda lines: self._heads.logits(lines, self._compute_logits), states)
         none, index = np.zeros(len(logits), dtype=np.int32), np.arange(len(logits), dtype=np.int32)
         lines = self._ops.gather_logprobs(logits, none, np.full_like(none, count), index, "raw_logprobs")
         token_ids, logprobs = lines.token_ids[:, 1:].astype(np.int32), lines.logprobs[:, 1:].astype(np.float64)

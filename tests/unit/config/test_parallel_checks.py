@@ -33,7 +33,6 @@ def test_cores_are_divided_by_ranks_and_each_gets_a_process():
     [
         ("attention_backend", {"attention_backend": "torch_reference"}),
         ("quantization_report", {"quantization_report": True}),
-        ("speculative_config", {"speculative_config": {"method": "medusa", "model": "x", "num_speculative_tokens": 2}}),
         ("distributed_executor_backend", {"distributed_executor_backend": "uni"}),
     ],
 )
