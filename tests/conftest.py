@@ -50,6 +50,15 @@ def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def crash_reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Engine cores that tests kill are described in a folder of the tests."""
+    folder = tmp_path_factory.mktemp("reports")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.engine.crash_reports.default_directory", lambda: folder)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def log_that_can_be_caught(request: pytest.FixtureRequest) -> Iterator[None]:
     """For a test that looks at the log: the package's, as it is before anything in this process has configured it."""

@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench serve": ("quire.cli.bench_serve", "throughput and latencies of a running server under load"),
     "bench scheduler": ("quire.cli.bench_scheduler", "time the control plane alone, without a model"),
     "top": ("quire.cli.top", "what a running server does, live"),
+    "report": ("quire.cli.report", "what somebody needs who looks into a problem, as one archive"),
     "usage": ("quire.cli.usage", "tokens by day, tenant, key and model, as CSV or JSON"),
     "doctor": ("quire.cli.doctor", "what will be slow or fail here, and the fix"),
     "replay": ("quire.cli.replay", "replay a flight recording and show why requests waited"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,8 @@ DYNAMO_SECTIONS: dict[str, type] = {"dynamo": DynamoConfig}
 
 
 HIDDEN = "(hidden)"
+SECRET = re.compile(r"(?i)passw|secret|token\W+\w{16}|://[^/\s:@]*:[^@\s/]+@")
+"""What a connector's settings may hold: passwords by name, and those in addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,12 @@ def settings_as_dict(
         value = getattr(getattr(config, one.section), one.field)
         values[one.info.name] = HIDDEN if hides_secrets and one.info.is_secret and value else value
     return values
+
+
+def public_settings(config: QuireConfig | ServerConfig, sections: Mapping[str, type] = SECTIONS) -> dict[str, Any]:
+    """As `settings_as_dict`, without secrets and whatever looks like one."""
+    values = settings_as_dict(config, sections, hides_secrets=True)
+    return {name: HIDDEN if SECRET.search(str(value)) else value for name, value in values.items()}
 
 
 def section_doc(section: str) -> str:

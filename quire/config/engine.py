@@ -82,6 +82,11 @@ class SupervisionConfig:
         minimum=0.2,
         maximum=3600.0,
     )
+    crash_reports: str = setting(
+        "auto",
+        "Directory for reports of engine cores that died, of which the newest 5 are kept: settings, versions, last log "
+        "lines, stacks, requests in flight without text and tokens; auto = reports in the cache directory, none = off.",
+    )
     max_restarts: int = setting(
         5, "Give up after this many consecutive restarts of the engine core without progress.", minimum=0, maximum=1000
     )

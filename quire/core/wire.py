@@ -69,7 +69,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
         config: resolved.
         logits_processors: "module:Class" each.
         input_address, output_address: ZMQ endpoints to connect to.
-        progress_path: file of the progress block.
+        progress_path: file of the progress block; last_words_path: of its log and its stacks.
         parent_pid: whose child it is.
         replica: what is its own among several cores of one server.
     """
@@ -79,6 +79,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
     input_address: str
     output_address: str
     progress_path: str
+    last_words_path: str
     parent_pid: int
     replica: ReplicaPlace = ONLY_REPLICA
 

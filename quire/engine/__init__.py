@@ -4,7 +4,7 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
 
     engine core        core, step_recovery, fault_bisector, grammar_gate, core_factory
     its process        core_proc, core_launcher, spare_process, core_link, heartbeat, hang_detector, supervisor,
-                       core_client, process_watch
+                       core_client, process_watch, crash_reports
     several cores      data_parallel
     requests in        input_processor, parallel_sampling, beam_search, seeds, generation_defaults
     outputs            output_processor, request_state, detokenizer, stop_strings, logprobs, output_stream

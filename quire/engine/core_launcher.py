@@ -23,18 +23,22 @@ from quire.config import QuireConfig
 from quire.core.process_stats import CoreProcesses
 from quire.core.wire import ONLY_REPLICA, CoreFailed, CoreReady, CoreSetup, ReplicaPlace, UtilityCall
 from quire.engine.core_link import CoreLink
+from quire.engine.crash_reports import CoreRemains
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
 from quire.engine.spare_process import CORE_MODULE, SpareProcess
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.utils.children import Child, describe_exit, start_module
+from quire.utils.last_words import ASK, LastWords
 from quire.utils.phases import Phases
 
 HELLO_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 END_TIMEOUT_S = 40.0
 """The same for a core with a tier behind its KV cache, which stores what is left: longer than that takes at most."""
+STACKS_TIMEOUT_S = 0.2
+"""For which a core that hangs may take to write its stacks."""
 MIN_POLL_S, MAX_POLL_S = 0.02, 0.25
 MAX_ANSWER_BYTES = 1 << 20
 
@@ -69,12 +73,14 @@ class CoreProcess:
         self._exit_reason: str | None = None
         self._exit_lock = threading.Lock()
         self._progress = Heartbeat.create(self.link.directory / "progress")
+        self._last_words, self._started_s = LastWords(self.link.directory / "log"), time.monotonic()
         self._setup = CoreSetup(
             config=config,
             logits_processors=list(logits_processors),
             input_address=self.link.input_address,
             output_address=self.link.output_address,
             progress_path=str(self.link.directory / "progress"),
+            last_words_path=str(self.link.directory / "log"),
             parent_pid=os.getpid(),
             replica=place,
         )
@@ -121,6 +127,11 @@ class CoreProcess:
         pids = [] if self.pid is None else [self.pid, *ranks]
         return CoreProcesses(self._setup.replica.engine_index, pids, self._progress.memory)
 
+    def remains(self) -> CoreRemains:
+        """What a report of its death says; to be asked for before `close`."""
+        lived_s = time.monotonic() - self._started_s
+        return CoreRemains(self._config, self.pid, lived_s, self._progress.memory, self._last_words.read())
+
     @property
     def is_alive(self) -> bool:
         """True until the child has ended."""
@@ -159,6 +170,7 @@ class CoreProcess:
             self._thread.join()
         self.link.close()
         self._progress.close()
+        self._last_words.close()
 
     def _close_stdin(self) -> None:
         child = self._child
@@ -296,7 +308,21 @@ class CoreProcess:
         if hang is not None and self._hang is None:
             self._hang = f"hang: {hang}"
             logger.error("killing the engine core (process %s): %s", self.pid, self._hang)
+            self._ask_for_stacks()
             self.kill()
+
+    def _ask_for_stacks(self) -> None:
+        """Of a child that is about to be killed; one that is stopped, or waits for a disk, has none to give."""
+        if self._child is None or self._child.poll() is not None or not isinstance(self._answer, CoreReady):
+            return
+        begin = size = self._last_words.num_bytes
+        deadline = time.monotonic() + STACKS_TIMEOUT_S
+        self._child.send_signal(ASK)
+        while time.monotonic() < deadline:
+            time.sleep(MIN_POLL_S)
+            before, size = size, self._last_words.num_bytes
+            if begin < before == size:  # it has written all
+                return
 
     def _sample(self) -> Sample:
         words = self._progress.words

@@ -48,6 +48,7 @@ from quire.errors import EngineDeadError, MessageError, QuireError
 from quire.logger import configure_logging, get_logger
 from quire.utils.child_life import die_with_parent, ignore_terminal_signals, read_block
 from quire.utils.garbage import collector_paused
+from quire.utils.last_words import keep_last_words
 from quire.utils.phases import PhaseTimer
 
 HELLO = b"hello"
@@ -206,12 +207,13 @@ def main() -> None:
     inputs.setsockopt(zmq.RCVHWM, 0)
     outputs.setsockopt(zmq.SNDHWM, 0)
     progress = Heartbeat(setup.progress_path)
+    configure_logging(setup.config.observability.log_level, setup.config.observability.log_format)
+    keep_last_words(setup.last_words_path)
     inputs.connect(setup.input_address)
     outputs.connect(setup.output_address)
     outputs.send(HELLO)
     _wait_until_gone(directory)
     die_with_parent(setup.parent_pid)
-    configure_logging(setup.config.observability.log_level, setup.config.observability.log_format)
     timer.end_phase("connection")
     try:
         core = _build(setup, progress, timer)

@@ -13,6 +13,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -20,9 +22,11 @@ import numpy as np
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
+from quire.core.stats import SchedulerStats
 from quire.core.wire import FromCore, RequestRefused, StepOutputs, ToCore, UtilityCall
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
+from quire.engine.crash_reports import write_crash_report
 from quire.engine.fault_bisector import FaultBisector
 from quire.engine.output_stream import noop
 from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireError
@@ -120,6 +124,8 @@ class Supervisor:
         self.num_resumed = 0
         self._num_failed_restarts = 0
         self._num_steps = 0
+        self._last_stats: SchedulerStats | None = None
+        self._report: asyncio.Task[Path | None] | None = None
 
     @property
     def core_pid(self) -> int | None:
@@ -296,6 +302,7 @@ class Supervisor:
     def _note_step(self, step: EngineCoreOutputs) -> None:
         """Requests that advanced are free of suspicion; those that ended are no longer live."""
         self._num_steps += 1
+        self._last_stats = step.stats
         ended = [one.handle for one in step.finished]
         for handle in {*step.handles.tolist(), *ended}:
             live = self._live.get(handle)
@@ -329,6 +336,9 @@ class Supervisor:
             return
         logger.error("the engine core failed (%s); %d requests will be resumed", reason, len(self._live))
         self._disconnect()
+        requests = [(one.message, one.num_deaths) for one in self._live.values()]
+        report = partial(write_crash_report, core.remains(), reason, requests, self._last_stats)
+        self._report = asyncio.ensure_future(asyncio.to_thread(report))  # beside the restart
         self._restarting = asyncio.ensure_future(self._restart(reason))
 
     def _disconnect(self) -> None:
@@ -345,7 +355,7 @@ class Supervisor:
                 self._num_failed_restarts += not is_narrowed
                 is_narrowed = False
                 if self._num_failed_restarts > self._max_restarts:
-                    raise self._restart_limit_error(reason)
+                    raise self._restart_limit_error(reason, None if self._report is None else await self._report)
                 try:
                     await self._start_another()
                     break
@@ -369,11 +379,11 @@ class Supervisor:
             self._connect()
             self.num_restarts += 1
 
-    def _restart_limit_error(self, reason: str) -> EngineDeadError:
+    def _restart_limit_error(self, reason: str, report: Path | None) -> EngineDeadError:
         return EngineDeadError(
             f"the engine core stopped {self._num_failed_restarts} times in a row without progress; last reason: "
             f"{reason}",
-            hint="see the log above for the cause",
+            hint="see the log above for the cause" + ("" if report is None else f", and {report}"),
         )
 
     def _fail_unrecoverable(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import textwrap
 import time
@@ -21,11 +23,13 @@ from quire import LLM, BeamSearchOutput, BeamSearchParams
 from quire.config.build import build_config
 from quire.core.process_stats import RankUsage
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine import crash_reports
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
 from quire.engine.process_watch import ProcessWatch
 from quire.engine.supervisor import MAX_DEATHS
 from quire.errors import EngineDeadError, EngineGenerateError, NotEnoughMemoryError, ValidationError
+from quire.utils.report_file import reports_in
 from tests.e2e import serving
 from tests.e2e.tiny_model import write_tiny_model
 from tests.effort import effort
@@ -125,6 +129,19 @@ def test_streams_survive_cores_that_are(
     assert engine.num_restarts == before + count
 
 
+def reports() -> list[Path]:
+    directory = crash_reports.default_directory()
+    assert directory is not None
+    return reports_in(directory)
+
+
+async def new_report(before: set[Path]) -> set[Path]:
+    """That is written beside the restart."""
+    while not (new := set(reports()) - before):
+        await asyncio.sleep(0.01)
+    return new
+
+
 def test_a_request_says_how_many_restarts_it_outlived(engine: AsyncLLM, run: Run):
     async def ask() -> Any:
         killed = False
@@ -135,7 +152,16 @@ def test_a_request_says_how_many_restarts_it_outlived(engine: AsyncLLM, run: Run
                 killed = True
         return output.metrics
 
+    before = set(reports())
     stats = run(ask())
+    (report,) = run(new_report(before))
+    with tarfile.open(report) as archive:
+        files = {name.split("/")[1]: archive.extractfile(name) for name in archive.getnames()}
+        parts = {name: file.read() for name, file in files.items() if file is not None}
+    (request,) = json.loads(parts["requests.json"])
+    assert request["id"].startswith("outlives") and request["prompt_tokens"] == 3
+    assert json.loads(parts["report.json"])["reason"] == "the process was terminated by SIGKILL"
+    assert b"engine core ready" in parts["core.log"]
     assert stats.num_restarts == 1 and stats.num_generation_tokens == 100
     assert 0 < stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts <= stats.output_ts
 

@@ -7,7 +7,6 @@ where the server listens on an address that nothing but this machine reaches.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from quire.config.build import HIDDEN, SECTIONS, SERVER_SECTIONS, all_settings, settings_as_dict
+from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, public_settings
 from quire.core.live_state import ChunkRecord
 from quire.errors import ValidationError
 from quire.server.chat.reading import release
@@ -36,8 +35,6 @@ MAX_INTERVAL_S = 60.0
 EVENT_STREAM = "text/event-stream"
 MAX_PLAN_BYTES = 4096
 NO_STORE = {"cache-control": "no-store"}
-SECRET = re.compile(r"(?i)passw|secret|token\W+\w{16}|://[^/\s:@]*:[^@\s/]+@")
-"""What a connector's settings may hold: passwords by name, and those in addresses."""
 
 
 class DebugRoutes:
@@ -173,8 +170,7 @@ class DebugRoutes:
 
 def _settings(config: Any, sections: dict[str, type], reasons: dict[str, str]) -> list[dict[str, Any]]:
     """Settings by name: value, default, doc, and why a rule chose the value; without what is secret."""
-    values = settings_as_dict(config, sections, hides_secrets=True)
-    values = {name: HIDDEN if SECRET.search(str(value)) else value for name, value in values.items()}
+    values = public_settings(config, sections)
     return [
         {
             "name": one.info.name, "section": one.section, "value": values[one.info.name],
