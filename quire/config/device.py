@@ -56,6 +56,12 @@ class ParallelConfig:
         1, "Number of engine replicas behind one front end: each has the whole model, a KV cache and an engine core "
         "process of its own, and an equal share of cores and memory.", minimum=1, maximum=1024, short="-dp",
     )  # fmt: skip
+    numa_ranks: str = setting(
+        "auto",
+        "auto = a large model on a machine with two memory nodes has two ranks, one on each, in place of one process, "
+        "where nothing is said of ranks, replicas, threads and the executor; off = as many as tensor_parallel_size.",
+        choices=("auto", "off"),
+    )
     distributed_executor_backend: str = setting(
         "auto",
         "Executor: how workers are run; uni = in one process, mp = a process for each rank.",

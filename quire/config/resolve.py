@@ -7,6 +7,7 @@ A rule never overrides what the user gave. Checks that need the whole configurat
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,7 +18,7 @@ from quire.config.engine import QuireConfig
 from quire.config.model import STORED_QUANTIZATIONS
 from quire.config.model_arch import ModelArch
 from quire.config.parallel_checks import check_parallel
-from quire.errors import ConfigError
+from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
 GIB = 1 << 30
@@ -25,6 +26,8 @@ DTYPE_NAMES = {"half": "float16", "float": "float32", "fp8": "fp8_e4m3"}
 NATIVE_BLOCK_UNIT = 16  # tokens
 NATIVE_MAX_HEAD_SIZE = 512
 SERVER_DECODE_SLOWDOWN = 2.0
+# A step reads them; with fewer, what a second node's bandwidth saves is less than four exchanges a layer take.
+MIN_WEIGHTS_OF_TWO_RANKS = 500_000_000
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
 
@@ -113,6 +116,34 @@ def resolve_device(config: QuireConfig, context: ResolveContext) -> tuple[QuireC
     if config.device.device != "auto":
         return config, None
     return _choose(config, "device", "device", context.platform.device, context.platform.describe())
+
+
+def resolve_tensor_parallel_size(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
+    """Two ranks on two memory nodes: each reads its weights and cache from its own memory (ADR 0101).
+
+    Only where nothing was said of processes, threads or nodes, and several ranks can compute the model.
+    """
+    parallel, cpus = config.parallel, context.platform.cpus
+    num_nodes = 1 if cpus is None or cpus.quota is not None else cpus.num_nodes
+    is_open = parallel.numa_ranks == parallel.distributed_executor_backend == "auto"
+    is_open = is_open and config.device.num_threads is None and context.platform.is_cpu
+    sizes = (parallel.tensor_parallel_size, parallel.data_parallel_size, parallel.pipeline_parallel_size)
+    if cpus is None or num_nodes != 2 or not is_open or max(sizes) > 1:
+        return config, None
+    two = _replace(config, "parallel", tensor_parallel_size=2)
+    num_weights = _arch(config).num_layer_weights
+    if num_weights < MIN_WEIGHTS_OF_TWO_RANKS:
+        reason = f"two memory nodes, but {num_weights / 1e6:.0f} million weights gain less than exchanges cost"
+        return config, Decision("tensor_parallel_size", 1, reason)
+    try:
+        check_parallel(two)
+    except UnsupportedError as error:
+        return config, Decision("tensor_parallel_size", 1, f"two memory nodes, but {error.message}")
+    num_threads = max(1, context.platform.num_cpus // 2)
+    if min(Counter(core.node for core in cpus.cores).values()) < num_threads:
+        reason = "two memory nodes, but of different sizes: their cores cannot be divided evenly"
+        return config, Decision("tensor_parallel_size", 1, reason)
+    return two, Decision("tensor_parallel_size", 2, "two memory nodes: a rank on each, next to its weights and cache")
 
 
 def resolve_num_threads(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
@@ -337,14 +368,15 @@ def resolve_max_decode_slowdown(config: QuireConfig, context: ResolveContext) ->
 
 RULES: tuple[Rule, ...] = (
     resolve_device,
-    resolve_num_threads,
-    resolve_executor,
     resolve_names,
     resolve_load_format,
     resolve_stored_quantization,
     resolve_model_impl,
     resolve_dtype,
     resolve_attention_backend,
+    resolve_tensor_parallel_size,
+    resolve_num_threads,
+    resolve_executor,
     resolve_kernel_tier,
     resolve_kv_cache_dtype,
     resolve_block_size,

@@ -16,6 +16,7 @@ from quire.config.scheduler import SchedulerConfig
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
 from quire.platforms.interface import GpuInfo, Platform
 from quire.utils.memory import MemoryInfo
+from tests.unit.utils.test_cpus import FakeMachine
 
 
 def make_platform(flags: frozenset[str] = frozenset(), num_cpus: int = 2) -> Platform:
@@ -60,6 +61,36 @@ def test_every_auto_becomes_a_value_with_a_reason() -> None:
     assert all(decision.reason for decision in decisions)
     assert config.cache.block_size == 16 and config.model.max_model_len == 2048
     assert str(decisions[0]) == "device=cpu (cpu: test, 2 usable cores)"
+
+
+def test_two_memory_nodes_have_a_rank_each_for_a_large_model(tmp_path):
+    cores = [f"{core},{core + 8}" for core in range(8)]
+    two = FakeMachine(tmp_path / "two", *cores).node(0, "0-3,8-11").node(1, "4-7,12-15").read(*range(16))
+    one = FakeMachine(tmp_path / "one", *cores).node(0, "0-15").read(*range(16))
+    uneven = FakeMachine(tmp_path / "uneven", *cores).node(0, "0-6,8-14").node(1, "7,15").read(*range(16))
+    tiers = {"kernel_tiers": {"avx2": None}}
+    large = dataclasses.replace(make_arch(), layers=make_arch().layers * 50_000)
+
+    def ranks(cpus, arch=large, **given):
+        platform = dataclasses.replace(make_platform(num_cpus=8), cpus=cpus)
+        config, decisions = resolve(build_config(**given), platform, arch, **tiers)
+        found = {decision.name: decision.reason for decision in decisions}
+        parallel = config.parallel
+        return (
+            parallel.tensor_parallel_size, config.device.num_threads, parallel.distributed_executor_backend,
+            found.get("tensor_parallel_size"),
+        )  # fmt: skip
+
+    why = "two memory nodes: a rank on each, next to its weights and cache"
+    assert ranks(two) == (2, 4, "mp", why)
+    assert two.rank_cpus(0, 2, 4) == (0, 1, 2, 3) and two.rank_cpus(1, 2, 4) == (4, 5, 6, 7)
+    assert ranks(one) == ranks(None) == (1, 8, "uni", None), "one node: nothing is decided"
+    assert ranks(two, numa_ranks="off") == (1, 8, "uni", None)
+    assert ranks(two, distributed_executor_backend="uni")[0] == 1 and ranks(two, tensor_parallel_size=4)[0] == 4
+    assert ranks(two, data_parallel_size=2)[0] == ranks(two, num_threads=8)[0] == 1
+    assert ranks(two, make_arch())[3].startswith("two memory nodes, but 0 million weights gain less")
+    assert "quantization_report is not supported" in ranks(two, quantization_report=True)[3]
+    assert ranks(uneven)[3].startswith("two memory nodes, but of different sizes")
 
 
 def test_resolving_twice_decides_nothing_more() -> None:
