@@ -28,6 +28,11 @@ class StructuredOutputsConfig:
     disable_any_whitespace: bool = setting(
         False, "JSON is written without optional whitespace.", flag="structured_outputs_disable_any_whitespace"
     )
+    max_whitespace_cnt: int | None = setting(
+        20, "Most optional whitespace characters in a row in JSON; none = any number. A request's whitespace_pattern "
+        "takes precedence; lm-format-enforcer allows 12, outlines 8.", flag="structured_outputs_max_whitespace_cnt",
+        minimum=1, maximum=1024,
+    )  # fmt: skip
     disable_additional_properties: bool = setting(
         False,
         "Objects have only the properties that their schema declares, unless it says otherwise.",

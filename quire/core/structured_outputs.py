@@ -44,6 +44,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         disable_any_whitespace: JSON is written without optional whitespace.
         disable_additional_properties: objects have no properties but those that the schema names.
         whitespace_pattern: what may stand between the parts of a JSON value, where the backend supports it.
+        max_whitespace_cnt: internal; optional whitespace characters in a row in JSON; None = any number.
         backend: internal; which library makes the grammar, set by the input processor.
         may_fall_back: internal; another library may make it when this one refuses it.
         source: internal; the field of a request of which it was made, for errors.
@@ -63,6 +64,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    max_whitespace_cnt: int | None = None
     backend: str = ""
     may_fall_back: bool = False
     source: str = ""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.config.structured_outputs import StructuredOutputsConfig
-from quire.core.call_grammar import CallGrammar, Regex, parts_of, with_parts
+from quire.core.call_grammar import CallGrammar, Regex, Schema, parts_of, with_parts
 from quire.core.structured_outputs import MAX_TAG_DEPTH, StructuredOutputsParams, json_text, parse_json
 from quire.errors import UnsupportedError, ValidationError
 from quire.structured_output.capabilities import Capabilities
@@ -185,6 +185,16 @@ def _with_normal_regexes(grammar: CallGrammar, library: Capabilities) -> CallGra
     return with_parts(grammar, changed)
 
 
+def _with_whitespace_limit(grammar: CallGrammar, limit: int | None) -> CallGrammar:
+    """Schemas that say nothing of it allow so many optional whitespace characters in a row."""
+
+    def changed(part: CallGrammar) -> CallGrammar:
+        is_open = isinstance(part, Schema) and part.max_whitespace_cnt is None
+        return msgspec.structs.replace(part, max_whitespace_cnt=limit) if is_open else part
+
+    return grammar if limit is None else with_parts(grammar, changed)
+
+
 def _normal(pattern: str, library: Capabilities) -> str:
     """A regular expression of a structural tag as `library` gets it."""
     return normal(without_anchors(pattern), has_negated="negated" in library.regex_features)
@@ -199,12 +209,13 @@ def _resolved(
     elif params.kind == "structural_tag":
         value = _with_normal_regexes(value, capabilities_of(backend))
         value = with_schemas(value, lambda schema: with_normal_patterns(with_closed_objects(schema, always=is_closed)))
-        value = json_text(params.field, tag_of(value))
+        value = json_text(params.field, tag_of(_with_whitespace_limit(value, config.max_whitespace_cnt)))
     changes: dict[str, Any] = {
         params.kind: value,
         "call_grammar": None,
         "backend": backend,
         "may_fall_back": config.backend == "auto",
+        "max_whitespace_cnt": config.max_whitespace_cnt,
         "disable_any_whitespace": params.disable_any_whitespace or config.disable_any_whitespace,
     }
     return msgspec.structs.replace(params, **changes)

@@ -30,6 +30,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
         backend: name of the library.
         any_whitespace: optional whitespace in JSON is allowed.
         whitespace_pattern: a regex for it, where the library supports it.
+        max_whitespace_cnt: optional whitespace characters in a row, in JSON without a `whitespace_pattern`; None = any
+            number.
         may_fall_back: when the library refuses it, the next one that honours it is asked.
     """
 
@@ -38,6 +40,7 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     any_whitespace: bool = True
     whitespace_pattern: str | None = None
+    max_whitespace_cnt: int | None = None
     may_fall_back: bool = False
 
 

@@ -21,6 +21,7 @@ def spec_of(params: StructuredOutputsParams) -> GrammarSpec:
         backend=params.backend,
         any_whitespace=not params.disable_any_whitespace,
         whitespace_pattern=params.whitespace_pattern,
+        max_whitespace_cnt=params.max_whitespace_cnt,
         may_fall_back=params.may_fall_back,
     )
 

@@ -49,6 +49,11 @@ def lark_of(grammar: CallGrammar, options: Mapping[str, Any]) -> str:
     return "\n".join([f"start: {start}", *rules.lines])
 
 
+def at_most(limit: int) -> str:
+    """The library's pattern of so many whitespace characters."""
+    return rf"[ \t\n\r]{{0,{limit}}}"
+
+
 class _Rules:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -93,7 +98,7 @@ class _Rules:
             raise UnsupportedTagError("json_schema with more than an object is not supported")
         options, limit = self._options, part.max_whitespace_cnt
         if limit is not None and options.get("whitespace_flexible", True) and "whitespace_pattern" not in options:
-            options = {**options, "whitespace_pattern": rf"[ \t\n\r]{{0,{limit}}}"}
+            options = {**options, "whitespace_pattern": at_most(limit)}
         return self._rule(f"%json {json.dumps({'x-guidance': options, **part.json_schema}, ensure_ascii=False)}")
 
     def _tags(self, part: SeparatedTags) -> str:

@@ -8,13 +8,16 @@ import random
 import numpy as np
 import pytest
 
-from quire.config.structured_outputs import BACKENDS
+from quire.config.structured_outputs import BACKENDS, StructuredOutputsConfig
 from quire.core.reasoning import ReasoningDelimiters
+from quire.core.structured_outputs import StructuredOutputsParams
 from quire.structured_output.answer_steps import Trial
+from quire.structured_output.choose import resolve_structured_outputs
 from quire.structured_output.interface import MAX_ROLLBACK, CompiledGrammar, GrammarError, GrammarSpec, Matcher
 from quire.structured_output.one_spelling import Spellings
 from quire.structured_output.reasoning_gate import ReasoningGatedMatcher
 from quire.structured_output.reasoning_state import ReasoningMasks, ReasoningState
+from quire.structured_output.spec import spec_of
 from tests.structured.libraries import BYTES, EOS, accepts, backend, compiled, needs_libraries
 
 pytestmark = needs_libraries
@@ -96,6 +99,32 @@ def test_tokens_that_are_tried_and_taken_back_leave_no_trace(library: str, form:
         assert state.accept(token_id) and plain.accept(token_id)
         if token_id == EOS:
             return
+
+
+def most_spaces(state: Matcher, before: bytes) -> int:
+    """So many may follow each other behind that text, of 60 that are tried."""
+    assert all(map(state.accept, before))
+    return next((number for number in range(60) if not state.accept(ord(" \n"[number % 2]))), 60)
+
+
+@pytest.mark.parametrize(("library", "most"), [("xgrammar", 20), ("guidance", 20), ("outlines", 8)])
+def test_whitespace_between_the_parts_of_json_is_bounded(library: str, most: int):
+    text = json.dumps(SCHEMA)
+    grammar = compiled(library, "json", text, any_whitespace=True, max_whitespace_cnt=20)
+    for before in b'{"name":"x","tags":["a"', b'{"name":"x","tags":[', b'{"name":"x",', b'{"name":', b'{"name"', b"{":
+        found = most_spaces(grammar.start(), before)
+        assert found == most or (library == "outlines" and before.endswith(b"[") and found == 2 * most)
+    assert most_spaces(compiled(library, "json", text, any_whitespace=True).start(), b"{") == 60
+    assert accepts(grammar, json.dumps({"name": 4 * " ", "tags": ["a"]}, indent=3)), "within a text it is not"
+
+
+def test_whitespace_in_the_arguments_of_a_structural_tag_is_bounded_unless_the_tag_says_more():
+    config = StructuredOutputsConfig(backend="xgrammar")
+    for own, most in ((None, 20), (3, 3)):
+        content = {"type": "json_schema", "json_schema": SCHEMA, **({} if own is None else {"max_whitespace_cnt": own})}
+        tag = {"type": "structural_tag", "format": {"type": "tag", "begin": "<f>", "content": content, "end": "</f>"}}
+        spec = spec_of(resolve_structured_outputs(StructuredOutputsParams(structural_tag=tag), config))
+        assert most_spaces(compiled("xgrammar", "structural_tag", spec.text).start(), b"<f>{") == most
 
 
 @pytest.mark.parametrize("library", BACKENDS)

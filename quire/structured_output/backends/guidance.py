@@ -26,7 +26,7 @@ from quire.structured_output.schema.formats import EXPENSIVE
 from quire.structured_output.schema.lengths import with_format_patterns
 from quire.structured_output.schema.regex_normal import has_nul
 from quire.structured_output.structural_tags import grammar_of_text, with_schemas
-from quire.structured_output.tag_lark import TAGS, lark_of, lark_problem
+from quire.structured_output.tag_lark import TAGS, at_most, lark_of, lark_problem
 
 
 class _Tokens:
@@ -113,6 +113,8 @@ class GuidanceBackend(StructuredOutputBackend):
             calls = with_schemas(grammar_of_text(spec.text), with_format_patterns)
             return str(make.grammar_from_lark(lark_of(calls, options)))
         if spec.kind == "json":
+            if spec.any_whitespace and spec.whitespace_pattern is None and spec.max_whitespace_cnt is not None:
+                options["whitespace_pattern"] = at_most(spec.max_whitespace_cnt)
             schema = json.dumps(with_format_patterns(json.loads(spec.text)), ensure_ascii=False)
             return str(make.grammar_from_json_schema(schema, overrides=options))
         if spec.kind == "regex":

@@ -25,7 +25,10 @@ from quire.structured_output.interface import (
 )
 from quire.structured_output.schema.regex_normal import classes_of
 
-ANY_WHITESPACE = r"[ \n\t]*"
+WHITESPACE = r"[ \n\t]"
+ANY_WHITESPACE = WHITESPACE + "*"
+MAX_WHITESPACE = 8
+"""Characters in a row, where they are bounded: each is a state of the automaton at every place that may have some."""
 
 
 def _check_pattern(pattern: str, found: frozenset[str]) -> str | None:
@@ -78,7 +81,9 @@ class OutlinesBackend(StructuredOutputBackend):
         if spec.kind == "choice":
             return "|".join(f"({re.escape(text)})" for text in json.loads(spec.text))
         if spec.kind == "json":
-            whitespace = (spec.whitespace_pattern or ANY_WHITESPACE) if spec.any_whitespace else ""
+            limit = spec.max_whitespace_cnt
+            allowed = ANY_WHITESPACE if limit is None else f"{WHITESPACE}{{0,{min(limit, MAX_WHITESPACE)}}}"
+            whitespace = (spec.whitespace_pattern or allowed) if spec.any_whitespace else ""
             return str(self._library.json_schema.build_regex_from_schema(spec.text, whitespace))
         raise GrammarError(f"{spec.kind} is not a regular language")
 

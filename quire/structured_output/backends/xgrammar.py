@@ -142,6 +142,7 @@ def _compile(compiler: Any, spec: GrammarSpec) -> Any:
             json.dumps(with_patterns(json.loads(spec.text))),
             any_whitespace=spec.any_whitespace,
             separators=separators,
+            max_whitespace_cnt=spec.max_whitespace_cnt if spec.any_whitespace else None,
             strict_mode=True,
         )
     if spec.kind == "regex":
