@@ -117,6 +117,11 @@ site: build/venvs/site/.ready      ## the docs as a site that works without a ne
 test-site: site $(VENV)/.test      ## that site in headless Chromium, as files: every section, the search, dark and light; nothing from elsewhere
 	$(BIN)/python -m tests.page.site build/site
 
+.PHONY: test-docs
+test-docs: $(VENV)/.test           ## every fenced block of all Markdown is executed as its page says, or has its reason; PAGES="docs/how-to/serve.md"
+	@mkdir -p build
+	$(BIN)/python -m tests.docs.run $(PAGES) 2>build/test-docs.log
+
 leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two cores); kept only if its scores are no worse
 	$(BIN)/python -m training.build
 

@@ -62,7 +62,8 @@ calls, exactly the wanted call with exactly the wanted arguments and no other te
 
 Tasks in bold are the ones the model is made for. Repeat with:
 
-```
+<!-- shown: takes minutes -->
+```sh
 python -m training.evaluate --model quire/assets/leaf
 ```
 """

@@ -74,6 +74,7 @@ TENANTS_HEAD = """## Tenants
 
 What a tenant may do, in a key file of the form
 
+<!-- check: quire serve leaf --api-key-file FILE -->
 ```yaml
 tenants:
   red:
