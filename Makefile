@@ -147,7 +147,7 @@ test-kv-faults: $(VENV)/.test      ## damaged, full, hanging and killed disks be
 	$(BIN)/python -m tests.robustness.kv_faults --count $(or $(COUNT),10000) --seed $(or $(SEED),0)
 
 .PHONY: test-parallel
-test-parallel: $(VENV)/.test       ## 2 and 4 ranks give the bytes of one: every family, format and circumstance, then under kills; ONLY=llama,mixtral COUNT=20
+test-parallel: $(VENV)/.test       ## 2 and 4 ranks and pipeline stages give the bytes of one: every family, format and circumstance, then under kills; ONLY=llama,mixtral COUNT=20
 	$(BIN)/python -m tests.parallel.matrix --only "$(ONLY)"
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20)
 

@@ -225,6 +225,17 @@ void broadcast(Pool& pool, const BroadcastArgs& args) {
   }
 }
 
+void send(Pool&, const SendArgs& args) {
+  const Busy busy(args.communicator);
+  args.communicator->send(args.data, args.bytes, args.to);
+}
+
+void receive(Pool&, const ReceiveArgs& args) {
+  if (args.is_patient) return args.communicator->receive(args.data, args.bytes, args.from, true);
+  const Busy busy(args.communicator);
+  args.communicator->receive(args.data, args.bytes, args.from, false);
+}
+
 void all_to_all(Pool& pool, const AllToAllArgs& args) {
   const Busy busy(args.communicator);
   Communicator& group = *args.communicator;

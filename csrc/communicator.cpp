@@ -80,10 +80,12 @@ int64_t Communicator::region_bytes(int size, int64_t capacity) {
   return static_cast<int64_t>(sizeof(Region)) + 2 * capacity + int64_t{size} * size * static_cast<int64_t>(sizeof(Mail));
 }
 
-Communicator::Communicator(int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us)
+Communicator::Communicator(int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us,
+                           int first_rank)
     : bytes_(region_bytes(size, capacity)),
       rank_(rank),
       size_(size),
+      first_rank_(first_rank),
       capacity_(capacity),
       spin_us_(spin_us),
       timeout_us_(timeout_us) {
@@ -134,7 +136,7 @@ int Communicator::aborted() const { return (region_->aborted.load() & kRankMask)
 
 void Communicator::fail(int other) const {
   const int dead = aborted();
-  const std::string name = "rank " + std::to_string(dead >= 0 ? dead : other);
+  const std::string name = "rank " + std::to_string(dead >= 0 ? dead : first_rank_ + other);
   const std::string time = std::to_string(timeout_us_ / 1000) + " ms";
   const int32_t reason = region_->aborted.load() & ~kRankMask;
   if (reason == kSilent) throw std::runtime_error("nothing came from " + name + ", on another machine, for " + time);

@@ -33,12 +33,13 @@ void bind_communicator(nb::module_& m) {
   m.def("region_bytes", &Communicator::region_bytes);
   nb::class_<Communicator>(m, "Communicator")
       .def("__init__",
-           [](Communicator* self, int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us) {
+           [](Communicator* self, int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us,
+              int first_rank) {
              if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size) throw nb::value_error("rank");
              const int64_t least = kCacheLine * size * size;
              if (capacity < least || capacity > kMaxCapacity || capacity % kCacheLine) throw nb::value_error("capacity");
              if (spin_us < 0 || timeout_us < 1) throw nb::value_error("times");
-             new (self) Communicator(fd, rank, size, capacity, spin_us, timeout_us);
+             new (self) Communicator(fd, rank, size, capacity, spin_us, timeout_us, first_rank);
            })
       .def("connect",
            [](Communicator& self, const std::vector<int>& hosts, const std::vector<int>& leads,
@@ -103,15 +104,11 @@ void bind_communicator(nb::module_& m) {
              run_noted(all_to_all, pool, AllToAllArgs{&self, at<char>(data), at<char>(out), part_bytes});
            })
       .def("send",
-           [](Communicator& self, uintptr_t data, int64_t bytes, int to) {
-             checked_rank(self, to);
-             nb::gil_scoped_release release;
-             self.send(at<char>(data), bytes, to);
+           [](Communicator& self, Pool& pool, uintptr_t data, int64_t bytes, int to) {
+             run_noted(send, pool, SendArgs{&self, at<char>(data), bytes, checked_rank(self, to)});
            })
-      .def("receive", [](Communicator& self, uintptr_t data, int64_t bytes, int from, bool is_patient) {
-        checked_rank(self, from);
-        nb::gil_scoped_release release;
-        self.receive(at<char>(data), bytes, from, is_patient);
+      .def("receive", [](Communicator& self, Pool& pool, uintptr_t data, int64_t bytes, int from, bool is_patient) {
+        run_noted(receive, pool, ReceiveArgs{&self, at<char>(data), bytes, checked_rank(self, from), is_patient});
       });
   m.def("local_ids", [](Pool& pool, uintptr_t ids, uintptr_t out, int64_t num_ids, int64_t first, int64_t count) {
     run_noted(local_ids, pool, LocalIdsArgs{at<int64_t>(ids), at<int64_t>(out), num_ids, first, count});

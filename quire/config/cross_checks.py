@@ -12,8 +12,6 @@ from quire.config.quantized_checkpoint import checkpoint_format
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
-PARALLEL_SIZES = ("pipeline_parallel_size",)
-
 
 def check_supported(config: QuireConfig) -> None:
     """Raise for settings that are known but not honoured (yet); needs no model."""
@@ -51,14 +49,6 @@ def check_supported(config: QuireConfig) -> None:
         )  # fmt: skip
     if config.parallel.data_parallel_size > 1:
         _check_replicas(config)
-    for name in PARALLEL_SIZES:
-        size = getattr(config.parallel, name)
-        if size != 1:
-            raise UnsupportedError(
-                f"{name}={size} is not supported yet",
-                hint=f"use {name}=1",
-                field=name,
-            )
 
 
 def _check_replicas(config: QuireConfig) -> None:

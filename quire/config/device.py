@@ -50,8 +50,13 @@ class ParallelConfig:
         short="-tp",
     )
     pipeline_parallel_size: int = setting(
-        1, "Number of pipeline stages; only 1 is supported so far.", minimum=1, short="-pp"
-    )
+        1, "Number of pipeline stages, each with a part of the layers and tensor_parallel_size processes; answers have "
+        "the same bytes with any.", minimum=1, maximum=64, short="-pp",
+    )  # fmt: skip
+    pipeline_layer_partition: str | None = setting(
+        None, "Layers of each pipeline stage, such as 20,12; default: evenly by number, the embedding and the output "
+        "projection being the first stage's."
+    )  # fmt: skip
     data_parallel_size: int = setting(
         1, "Number of engine replicas behind one front end: each has the whole model, a KV cache and an engine core "
         "process of its own, and an equal share of cores and memory.", minimum=1, maximum=1024, short="-dp",
@@ -68,6 +73,11 @@ class ParallelConfig:
         choices=OWN_EXECUTORS,
         plugins=EXECUTOR,
     )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def __post_init__(self) -> None:
         check_settings(self)

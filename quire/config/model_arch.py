@@ -318,6 +318,11 @@ class LayerArch:
     output_scale: bool = False
     per_layer_input: int = 0
 
+    @property
+    def leaves_stream(self) -> bool:
+        """Its output is to be added to the residual stream by the next layer; else it gives their sum."""
+        return not (self.is_post_norm or self.output_scale or self.per_layer_input)
+
     def mixers(self) -> Iterator[tuple[str, Mixer]]:
         """Field name and value of those that the layer has."""
         for name in ("attention", "latent_attention", "delta_net", "short_conv", "mamba"):

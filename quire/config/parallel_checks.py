@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import re
+
 from quire.config.engine import QuireConfig
 from quire.config.model import OWN_QUANTIZATIONS
-from quire.errors import UnsupportedError
+from quire.config.pipeline import divide_layers, parse_partition
+from quire.errors import ConfigError, UnsupportedError
+
+MAX_RANKS = 64  # of one communicator
+
+
+def size_settings(config: QuireConfig) -> str:
+    """The settings that ask for several ranks, with their values."""
+    sizes = {
+        "tensor_parallel_size": config.parallel.tensor_parallel_size,
+        "pipeline_parallel_size": config.parallel.pipeline_parallel_size,
+    }
+    return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
 
 def check_parallel(config: QuireConfig) -> None:
     """Raise for settings of a resolved configuration that several ranks cannot honour."""
-    num_ranks = config.parallel.tensor_parallel_size
-    if num_ranks == 1:
+    sizes = size_settings(config)
+    if config.parallel.num_ranks > MAX_RANKS:
+        raise ConfigError(
+            f"{sizes} are {config.parallel.num_ranks} ranks, more than {MAX_RANKS}",
+            hint=f"their product must be at most {MAX_RANKS}", field="pipeline_parallel_size",
+        )  # fmt: skip
+    _check_stages(config)
+    if config.parallel.num_ranks == 1:
         return
     model = config.model
     others = {
@@ -25,7 +45,37 @@ def check_parallel(config: QuireConfig) -> None:
     for name, (is_set, why) in others.items():
         if is_set:
             raise UnsupportedError(
-                f"{name} is not supported with tensor_parallel_size={num_ranks}: {why}",
-                hint=f"use tensor_parallel_size=1, or leave out {name}",
+                f"{name} is not supported with {sizes}: {why}",
+                hint=f"use {re.sub('=[0-9]+', '=1', sizes)}, or leave out {name}",
                 field=name,
             )
+
+
+def _check_stages(config: QuireConfig) -> None:
+    """What stages cannot be made of, or do (yet)."""
+    parallel = config.parallel
+    if parallel.pipeline_layer_partition is not None:
+        parse_partition(parallel.pipeline_layer_partition)
+    if parallel.pipeline_parallel_size == 1:
+        if parallel.pipeline_layer_partition is not None:
+            raise ConfigError(
+                "pipeline_layer_partition divides the layers among stages, and pipeline_parallel_size is 1",
+                hint="set pipeline_parallel_size, or leave it out", field="pipeline_layer_partition",
+            )  # fmt: skip
+        return
+    assert config.arch is not None, "checked after the rules have run"
+    divide_layers(config.arch, parallel.pipeline_parallel_size, parallel.pipeline_layer_partition)
+    cache, found = config.cache, config.speculative
+    others = {
+        "speculative_config": found is not None and (found.model_method is not None or bool(found.tree)),
+        "sparse_attention_blocks": cache.sparse_attention_blocks is not None,
+        "swap_space": bool(cache.swap_space),
+        cache.offload_field or "kv_disk": cache.offload_field is not None,
+        "kv_transfer_config": config.kv_transfer is not None,
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise UnsupportedError(
+                f"{name} is not supported with pipeline_parallel_size={parallel.pipeline_parallel_size}: stages have "
+                "different layers", hint=f"use pipeline_parallel_size=1, or leave out {name}", field=name,
+            )  # fmt: skip

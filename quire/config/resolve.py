@@ -17,7 +17,7 @@ from quire.config.cross_checks import check_against_model, check_batch, check_de
 from quire.config.engine import QuireConfig
 from quire.config.model import STORED_QUANTIZATIONS
 from quire.config.model_arch import ModelArch
-from quire.config.parallel_checks import check_parallel
+from quire.config.parallel_checks import check_parallel, size_settings
 from quire.errors import ConfigError, UnsupportedError
 from quire.platforms.interface import Platform
 
@@ -151,7 +151,7 @@ def resolve_num_threads(config: QuireConfig, context: ResolveContext) -> tuple[Q
     if config.device.num_threads is not None:
         return config, None
     platform, parallel = context.platform, config.parallel
-    num_cpus, count, num_ranks = platform.num_cpus, parallel.data_parallel_size, parallel.tensor_parallel_size
+    num_cpus, count, num_ranks = platform.num_cpus, parallel.data_parallel_size, parallel.num_ranks
     reason = "usable cores" if count * num_ranks == 1 else f"{num_cpus} usable cores"
     if count > 1:
         reason += f" shared by {count} replicas"
@@ -214,10 +214,10 @@ def resolve_executor(config: QuireConfig, context: ResolveContext) -> tuple[Quir
     Raises:
         ConfigError: one process is asked for, and several ranks.
     """
-    asked, num_ranks = config.parallel.distributed_executor_backend, config.parallel.tensor_parallel_size
+    asked, num_ranks = config.parallel.distributed_executor_backend, config.parallel.num_ranks
     if asked == "uni" and num_ranks > 1:
         raise ConfigError(
-            f"distributed_executor_backend='uni' is one process, tensor_parallel_size={num_ranks} needs as many",
+            f"distributed_executor_backend='uni' is one process, {size_settings(config)} needs {num_ranks}",
             hint="use distributed_executor_backend='mp', or leave it out", field="distributed_executor_backend",
         )  # fmt: skip
     if asked != "auto":

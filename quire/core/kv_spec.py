@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -330,6 +331,14 @@ class KVCacheConfig:
         first = dataclasses.replace(first, num_blocks=num_blocks)
         num_all = num_blocks + sum(pool.num_blocks for pool in more)
         return dataclasses.replace(self, num_blocks=num_all, pools=(first, *more))
+
+    def of_layers(self, layer_names: Collection[str]) -> KVCacheConfig:
+        """The cache of some of the layers: groups and block ids are the same, groups may be without layers."""
+        groups = (
+            dataclasses.replace(group, layer_names=tuple(name for name in group.layer_names if name in layer_names))
+            for group in self.groups
+        )
+        return dataclasses.replace(self, groups=tuple(groups))
 
     def pool_sizes(self) -> tuple[PoolSize, ...]:
         """The size of each pool."""

@@ -95,6 +95,12 @@ class Communicator(ABC):
     def receive(self, tensor: torch.Tensor, source: int, *, is_patient: bool = False) -> None:
         """Into `tensor`, what one rank sends; of the same size."""
 
+    def receive_new(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """As `receive`, into a new tensor."""
+        tensor = torch.empty(tuple(shape), dtype=dtype)
+        self.receive(tensor, source)
+        return tensor
+
     @abstractmethod
     def abort(self, rank: int) -> None:
         """`rank` has ended: what waits for it, on all ranks that can be reached, fails and names it."""

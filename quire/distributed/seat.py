@@ -9,11 +9,13 @@ from quire.distributed.shared_memory import DEFAULT_CAPACITY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """One rank of a group.
+    """One rank of a group: the ranks of the first pipeline stage come first, then those of the second, and so on.
 
     Attributes:
         fd: of the region that the ranks share (`shared_memory.make_region`).
-        capacity: of the region.
+        num_stages: pipeline stages, of equally many ranks.
+        stage_fd: of the region that the ranks of this stage share; None = `fd`, or the stage is one rank.
+        capacity: of the regions.
         cache_fds: of memory for the KV cache of each rank, which rank 0 maps too; empty = every cache is private.
         timeout_s: for which a rank waits for another.
     """
@@ -21,6 +23,18 @@ class Seat:
     rank: int
     size: int
     fd: int
+    num_stages: int = 1
+    stage_fd: int | None = None
     capacity: int = DEFAULT_CAPACITY
     timeout_s: float = 60.0
     cache_fds: tuple[int, ...] = ()
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of a stage, which compute its layers together."""
+        return self.size // self.num_stages
+
+    @property
+    def stage(self) -> int:
+        """The stage of this rank."""
+        return self.rank // self.stage_size

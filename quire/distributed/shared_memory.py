@@ -34,6 +34,14 @@ def make_region(size: int, capacity: int = DEFAULT_CAPACITY) -> int:
     return fd
 
 
+def make_stage_regions(size: int, num_stages: int) -> list[int | None]:
+    """As `make_region`, for each pipeline stage one that its ranks share; None where they share that of all ranks, or
+    are one.
+    """
+    is_needed = 1 < num_stages < size
+    return [make_region(size // num_stages) if is_needed else None for _ in range(num_stages)]
+
+
 class SharedMemoryCommunicator(Communicator):
     """As `Communicator`, by kernels of the C++ library, which recorded steps can replay.
 
@@ -43,6 +51,7 @@ class SharedMemoryCommunicator(Communicator):
         spin_us: how long a wait spins before it sleeps.
         timeout_s: after which a wait fails, and a group with a machine from which nothing comes.
         plan, sockets: where ranks are on several machines; `fd` is of those of this one. The sockets are taken over.
+        first_rank: what messages call rank 0, in a group that is a part of another.
     """
 
     def __init__(
@@ -57,9 +66,10 @@ class SharedMemoryCommunicator(Communicator):
         timeout_s: float = 60.0,
         plan: HostPlan | None = None,
         sockets: HostSockets | None = None,
+        first_rank: int = 0,
     ) -> None:
         self.rank, self.size = rank, size
-        self._native = NativeCommunicator(runtime, fd, rank, size, capacity, spin_us, int(timeout_s * 1e6))
+        self._native = NativeCommunicator(runtime, fd, rank, size, capacity, spin_us, int(timeout_s * 1e6), first_rank)
         self._elsewhere: list[int] = []
         if plan is not None and sockets is not None:
             self._elsewhere = plan.elsewhere(rank) if plan.is_first(rank) else []
@@ -120,6 +130,10 @@ class SharedMemoryCommunicator(Communicator):
     def receive(self, tensor: torch.Tensor, source: int, *, is_patient: bool = False) -> None:
         """As `Communicator.receive`."""
         self._native.receive(tensor, source, is_patient=is_patient)
+
+    def receive_new(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """As `Communicator.receive_new`."""
+        return self._native.receive_new(shape, dtype, source)
 
     def abort(self, rank: int) -> None:
         """As `Communicator.abort`; may be called from any thread."""

@@ -44,6 +44,7 @@ INSTEAD: dict[str, str] = {
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "use kv_ip in --kv-transfer-config",
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "use kv_port in --kv-transfer-config",
     "VLLM_NO_USAGE_STATS": "Quire does not collect usage statistics",
+    "VLLM_PP_LAYER_PARTITION": "use --pipeline-layer-partition",
     "VLLM_PLUGINS": "use QUIRE_PLUGINS, names of packages; a plugin is loaded when a setting names it",
     "VLLM_PORT": "use --port",
     "VLLM_SERVER_DEV_MODE": "there are no development routes",

@@ -16,7 +16,7 @@ from quire.core.computed_step import ComputedStep
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.seat import Seat
-from quire.distributed.shared_memory import make_region
+from quire.distributed.shared_memory import make_region, make_stage_regions
 from quire.distributed.shared_pages import make_shared_pages
 from quire.errors import EngineDeadError
 from quire.executor.rank_proc import RankSetup
@@ -47,18 +47,23 @@ class MultiprocExecutor(UniProcExecutor):
         self._lock = threading.Lock()
         self._ranks: list[RankProcess] = []
         self._cache_fds: tuple[int, ...] = ()
-        size = config.parallel.tensor_parallel_size
+        size, num_stages = config.parallel.num_ranks, config.parallel.pipeline_parallel_size
         if size == 1:
             super().__init__(config, platform, logits_processors)
             return
         timeout_s = TIMEOUT_SHARE * config.supervision.hang_timeout_s
         fd = make_region(size)
+        stage_fds = make_stage_regions(size, num_stages)
+        stage_size = size // num_stages
         fds = self._cache_fds = make_shared_pages(size) if config.has_kv_tier else ()
         try:
             for rank in range(1, size):
-                setup = RankSetup(config, rank, size, fd, timeout_s, os.getpid(), fds)
+                setup = RankSetup(config, rank, size, fd, stage_fds[rank // stage_size], timeout_s, os.getpid(), fds)
                 self._ranks.append(RankProcess(setup, self._end))
-            seat = Seat(rank=0, size=size, fd=fd, timeout_s=timeout_s, cache_fds=fds)
+            seat = Seat(
+                rank=0, size=size, fd=fd, num_stages=num_stages, stage_fd=stage_fds[0], timeout_s=timeout_s,
+                cache_fds=fds,
+            )  # fmt: skip
             super().__init__(config, platform, logits_processors, seat)
             for process in self._ranks:
                 process.wait_ready()
@@ -67,7 +72,9 @@ class MultiprocExecutor(UniProcExecutor):
             self._close_cache_fds()
             raise
         finally:
-            os.close(fd)
+            for region in (fd, *stage_fds):
+                if region is not None:
+                    os.close(region)
         logger.info("%d ranks compute the model; processes of ranks 1 to %d: %s", size, size - 1, self.rank_pids)
 
     @property
@@ -122,6 +129,6 @@ class MultiprocExecutor(UniProcExecutor):
             on_failure = self._on_failure
         worker = self._worker if hasattr(self, "_worker") else None
         if worker is not None:
-            worker.communicator.abort(rank)
+            worker.abort(rank)
         if on_failure is not None:
             on_failure(reason)

@@ -30,6 +30,7 @@ class RankSetup(msgspec.Struct, frozen=True):
     Attributes:
         config: resolved.
         fd: of the region that the ranks share, which the process inherits.
+        stage_fd: of that of the ranks of this pipeline stage; None = it is not needed.
         timeout_s: for which a rank waits for another.
         cache_fds: as of `Seat`; inherited, too.
     """
@@ -38,6 +39,7 @@ class RankSetup(msgspec.Struct, frozen=True):
     rank: int
     size: int
     fd: int
+    stage_fd: int | None
     timeout_s: float
     parent_pid: int
     cache_fds: tuple[int, ...] = ()
@@ -81,7 +83,10 @@ def _load(setup: RankSetup):  # type: ignore[no-untyped-def]  # the class is loa
         from quire.platforms.detect import detect_platform
         from quire.worker.worker import Worker
 
-        seat = Seat(rank=setup.rank, size=setup.size, fd=setup.fd, timeout_s=setup.timeout_s, cache_fds=setup.cache_fds)
+        seat = Seat(
+            rank=setup.rank, size=setup.size, fd=setup.fd, timeout_s=setup.timeout_s, stage_fd=setup.stage_fd,
+            num_stages=setup.config.parallel.pipeline_parallel_size, cache_fds=setup.cache_fds,
+        )  # fmt: skip
         worker = Worker(setup.config, detect_platform(setup.config.device.device), (), seat)
         gc.freeze()
     return worker

@@ -74,12 +74,14 @@ class RankProcess:
         # The child inherits it: a Ctrl-C is for this process, and would be a traceback while the child imports.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         ready_fd, child_fd = os.pipe()
+        stage_fd = self._setup.stage_fd
+        regions = (self._setup.fd,) if stage_fd is None else (self._setup.fd, stage_fd)
         try:
             self._child = start_module(
                 RANK_MODULE,
                 str(child_fd),
                 stdin=subprocess.PIPE,
-                pass_fds=(child_fd, self._setup.fd, *self._setup.cache_fds),
+                pass_fds=(child_fd, *regions, *self._setup.cache_fds),
             )
         except OSError as error:
             os.close(ready_fd)

@@ -17,6 +17,7 @@ from torch import nn
 from quire.attention.context import ForwardContext
 from quire.config.model_arch import LayerArch, NormArch
 from quire.core.kv_spec import KVCacheSpec
+from quire.distributed.pipeline import PipelineStage
 from quire.layers.embedding import TokenTable
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
@@ -26,6 +27,7 @@ from quire.models.interfaces import BuildContext
 from quire.models.parts.part import Part
 from quire.models.parts.per_layer_input import LayerEnd, PerLayerEmbedding
 from quire.models.parts.table import FEED_FORWARDS, MIXERS, PartTable
+from quire.models.stage_tensors import tensors_elsewhere
 from quire.models.tensor_layouts import linear_targets
 
 NORMS = ("mixer_norm", "mixer_post_norm", "ffn_norm", "ffn_post_norm")
@@ -162,39 +164,58 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """Embedding, layers, final norm."""
+    """Embedding, layers, final norm; or those of them that a pipeline stage has.
+
+    Attributes:
+        stage: the layers that are here, and where the others are; None = all are here.
+    """
+
+    # Of the first stage alone.
+    embed_tokens: TokenTable
 
     def __init__(self, build: BuildContext) -> None:
         super().__init__()
-        arch, options = build.arch, build.options
-        # Rounded to the model's dtype, as the families that have such a factor do.
-        self.embedding_scale = torch.tensor(arch.embedding.scale, dtype=options.dtype).item()
-        self.kernels = options.kernels
-        self.embed_tokens = TokenTable(arch.vocab_size, arch.table_size, options=options)
+        arch = build.arch
+        self.stage = stage = build.parallel.stage
+        self.kernels = build.options.kernels
+        self.dtype, self.hidden_size, self.num_layers = build.options.dtype, arch.hidden_size, arch.num_layers
         self.project_in: Linear | None = None
         self.project_out: Linear | None = None
-        if arch.embedding.table_size:
-            self.project_in = Linear(arch.table_size, arch.hidden_size, bias=False, options=options)
-            self.project_out = Linear(arch.hidden_size, arch.table_size, bias=False, options=options)
-        self.position_offset = arch.embedding.position_offset
         self.embed_positions: TokenTable | None = None
-        if arch.embedding.num_positions:
-            self.embed_positions = TokenTable(arch.embedding.num_positions, arch.hidden_size, options=options)
-        self.embedding_norm = _norm(build, arch.embedding.norm)
+        self.embedding_norm: Norm | None = None
+        self.has_embedding = stage is None or stage.is_first
+        if self.has_embedding:
+            self._add_embedding(build)
+        layers = range(arch.num_layers) if stage is None else stage.layers
+        self.first_layer = layers.start
         self.layers = nn.ModuleList(
-            DecoderLayer(build, layer, layer_idx, f"model.layers.{layer_idx}")
-            for layer_idx, layer in enumerate(arch.layers)
+            DecoderLayer(build, arch.layers[layer_idx], layer_idx, f"model.layers.{layer_idx}") for layer_idx in layers
         )
+        # The layer before these leaves a residual stream beside its output.
+        self.follows_stream = layers.start > 0 and arch.layers[layers.start - 1].leaves_stream
         last = self.layers[-1]
         self.narrows = isinstance(last, DecoderLayer) and last.narrows
         self.norm = _norm(build, arch.head.norm)
         self.per_layer_size = max(layer.per_layer_input for layer in arch.layers)
         self.per_layer_embedding: PerLayerEmbedding | None = None
-        if self.per_layer_size:
+        if self.per_layer_size and self.has_embedding:
             assert arch.head.norm is not None, "the projection has a norm like the model's"
             self.per_layer_embedding = PerLayerEmbedding(build, self.per_layer_size, arch.head.norm)
         self.rotaries = nn.ModuleList(build.rotaries.values())
         self.aux_states: AuxStates | None = None
+
+    def _add_embedding(self, build: BuildContext) -> None:
+        arch, options = build.arch, build.options
+        # Rounded to the model's dtype, as the families that have such a factor do.
+        self.embedding_scale = torch.tensor(arch.embedding.scale, dtype=options.dtype).item()
+        self.embed_tokens = TokenTable(arch.vocab_size, arch.table_size, options=options)
+        if arch.embedding.table_size:
+            self.project_in = Linear(arch.table_size, arch.hidden_size, bias=False, options=options)
+            self.project_out = Linear(arch.hidden_size, arch.table_size, bias=False, options=options)
+        self.position_offset = arch.embedding.position_offset
+        if arch.embedding.num_positions:
+            self.embed_positions = TokenTable(arch.embedding.num_positions, arch.hidden_size, options=options)
+        self.embedding_norm = _norm(build, arch.embedding.norm)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size], without positions."""
@@ -212,12 +233,50 @@ class DecoderModel(nn.Module):
 
     def _hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Of all tokens, or of those that the last layer leaves."""
-        x, residual = self.embed(input_ids), None
+        if self.stage is not None:
+            return self._hidden_of_stage(self.stage, input_ids, positions, context)
+        x, inputs = self._begin(input_ids, positions)
+        return self._end(*self._through_layers(x, None, inputs, positions, context))
+
+    def _hidden_of_stage(
+        self, stage: PipelineStage, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """What the layers before these give, from there, through these; from the last stage hidden states."""
+        residual: torch.Tensor | None = None
+        inputs: torch.Tensor | None = None
+        if stage.is_first:
+            x, inputs = self._begin(input_ids, positions)
+        else:
+            receive = functools.partial(stage.receive, len(input_ids), dtype=self.dtype)
+            x = receive(self.hidden_size)
+            residual = receive(self.hidden_size) if self.follows_stream else None
+            inputs = receive(self.num_layers * self.per_layer_size) if self.per_layer_size else None
+        x, residual = self._through_layers(x, residual, inputs, positions, context)
+        if stage.is_last:
+            return self._end(x, residual)
+        for tensor in (x, residual, inputs):
+            if tensor is not None:
+                stage.send(tensor)
+        return x
+
+    def _begin(self, input_ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the first layer takes in, and what layers have as inputs of their own, side by side."""
+        x = self.embed(input_ids)
         if self.embed_positions is not None:
             x = self.kernels.add(x, self.embed_positions.lookup(positions))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        if self.per_layer_embedding is None:
+        return x, None if self.per_layer_embedding is None else self.per_layer_embedding(input_ids, x)
+
+    def _through_layers(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        inputs: torch.Tensor | None,
+        positions: torch.Tensor,
+        context: ForwardContext,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if inputs is None:
             if self.aux_states is not None:
                 self.aux_states.begin()
             for layer_idx, layer in enumerate(self.layers):
@@ -225,16 +284,20 @@ class DecoderModel(nn.Module):
                     self.aux_states.take(self.kernels.sum(x, residual))
                 x, residual = layer(x, residual, positions, context)
         else:
-            inputs = self.per_layer_embedding(input_ids, x).split(self.per_layer_size, dim=1)
-            for layer, per_layer_input in zip(self.layers, inputs, strict=True):
+            for layer_idx, layer in enumerate(self.layers, self.first_layer):
+                per_layer_input = inputs.narrow(1, layer_idx * self.per_layer_size, self.per_layer_size)
                 x, residual = layer(x, residual, positions, context, per_layer_input)
+        return x, residual
+
+    def _end(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if residual is not None:
             return self.kernels.add(x, residual) if self.norm is None else self.norm.add_and_norm(x, residual)[0]
         return x if self.norm is None else self.norm(x)
 
     def targets(self, name: str) -> Iterator[tuple[str, WeightTarget]]:
         """This program's name of each checkpoint tensor, and where it goes."""
-        yield from self.embed_tokens.targets(f"{name}.embed_tokens")
+        if self.has_embedding:
+            yield from self.embed_tokens.targets(f"{name}.embed_tokens")
         if self.project_in is not None and self.project_out is not None:
             yield from linear_targets(self.project_in, f"{name}.project_in")
             yield from linear_targets(self.project_out, f"{name}.project_out")
@@ -245,7 +308,7 @@ class DecoderModel(nn.Module):
                 yield full_name, LaterRows(target, self.position_offset) if self.position_offset else target
         if self.embedding_norm is not None:
             yield from self.embedding_norm.targets(f"{name}.embedding_norm")
-        for layer_idx, layer in enumerate(self.layers):
+        for layer_idx, layer in enumerate(self.layers, self.first_layer):
             assert isinstance(layer, DecoderLayer)
             yield from layer.targets(f"{name}.layers.{layer_idx}")
         if self.norm is not None:
@@ -253,7 +316,9 @@ class DecoderModel(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module):
-    """A decoder with its output projection: implements `interfaces.CausalLM`."""
+    """A decoder with its output projection, which the first of several stages has: implements `interfaces.CausalLM`."""
+
+    lm_head: TokenTable
 
     def __init__(self, build: BuildContext) -> None:
         super().__init__()
@@ -261,15 +326,24 @@ class DecoderForCausalLM(nn.Module):
         self.family = build.family
         self.names = build.family.names(arch)
         self.model = DecoderModel(build)
+        self.lm_head_bias: nn.Parameter | None = None
+        if self.model.has_embedding:
+            self._add_head(build)
+        self.is_tied = arch.tie_word_embeddings
+        self.head = arch.head
+        self.dtype = build.options.dtype
+        self.__dict__["cache_layers"] = build.cache_layers  # not as modules: they are those of layers
+
+    def _add_head(self, build: BuildContext) -> None:
+        """With tied embeddings both ends are one table, so they are in one stage."""
+        arch = build.arch
         self.lm_head = (
             self.model.embed_tokens
             if arch.tie_word_embeddings
             else TokenTable(arch.vocab_size, arch.table_size, options=build.options)
         )
-        self.lm_head_bias = build.options.parameter(arch.vocab_size) if arch.head.has_bias else None
-        self.head = arch.head
-        self.dtype = build.options.dtype
-        self.__dict__["cache_layers"] = build.cache_layers  # not as modules: they are those of layers
+        if arch.head.has_bias:
+            self.lm_head_bias = build.options.parameter(arch.vocab_size)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of the step's tokens; writes their keys and values."""
@@ -297,7 +371,7 @@ class DecoderForCausalLM(nn.Module):
     def checkpoint_targets(self) -> dict[str, WeightTarget]:
         """The checkpoint's name of each tensor -> where it goes (rows of a fused projection, for some)."""
         targets = dict(self.model.targets("model"))
-        if self.lm_head is not self.model.embed_tokens:
+        if self.model.has_embedding and not self.is_tied:
             targets.update(linear_targets(self.lm_head, "lm_head"))
         if self.lm_head_bias is not None:
             targets["lm_head.bias"] = TensorTarget(self.lm_head_bias.data)
@@ -305,8 +379,8 @@ class DecoderForCausalLM(nn.Module):
 
     def ignored_tensors(self) -> tuple[str, ...]:
         """Patterns of names that checkpoints may have and the model does not need."""
-        is_tied = self.lm_head is self.model.embed_tokens
-        return (*self.family.ignored_tensors, *((TIED_HEAD,) if is_tied else ()))
+        of_others = () if self.model.stage is None else tensors_elsewhere(self.model.stage, self.model.num_layers)
+        return (*self.family.ignored_tensors, *((TIED_HEAD,) if self.is_tied else ()), *of_others)
 
     def _stored_name(self, name: str) -> str:
         for pattern, replacement in self.names:

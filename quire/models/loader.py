@@ -102,6 +102,8 @@ def load_model(
             packing = None if checkpoint.is_quantized else layers.packing()
             if packing is not None:
                 packing = {**packing, **origin_of(arch)}
+            if packing is not None and parallel.stage is not None:
+                packing = {**packing, "layers": f"{parallel.stage.layers.start}-{parallel.stage.layers.stop}"}
             load_through_cache(packing_cache, Path(model_path), packing, model, read_checkpoint)
     return model
 

@@ -35,6 +35,7 @@ class AttentionGroups:
 
     Attributes:
         groups: numbers of the groups that these layers are in; of others nothing is looked at.
+        state_numbers: of those with states, numbers among all that have such.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class AttentionGroups:
         with_state = [i for i, group in enumerate(kv_cache_config.groups) if isinstance(group.spec, MambaSpec)]
         # Of each group with states that these layers are in: its number among all that have states.
         self._state_numbers = {group: number for number, group in enumerate(with_state) if group in self.groups}
+        self.state_numbers = tuple(self._state_numbers.values())
         self._state_pools = [pools[kv_cache_config.groups[group].pool] for group in self._state_numbers]
 
     def copy_pages(self, copies: BlockCopies) -> None:

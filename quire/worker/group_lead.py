@@ -27,9 +27,11 @@ class GroupLead:
     """Leads the other ranks.
 
     Args:
+        communicator: to the other ranks that have the output projection, as this one has.
         channel: to the other ranks.
         step: computes this rank's part.
         block_tables: of all rows.
+        abort: ends what other ranks wait for, naming a rank.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class GroupLead:
         model: CausalLM,
         step: GroupStep,
         block_tables: BlockTables,
+        abort: Callable[[int], None],
     ) -> None:
         self._communicator = communicator
         self._channel = channel
         self._model = model
         self._step = step
         self._block_tables = block_tables
+        self._abort = abort
 
     def forward(self, batch: InputBatch, *, wants_all: bool) -> torch.Tensor:
         """The hidden states of a step, computed by all ranks."""
@@ -57,7 +61,7 @@ class GroupLead:
         """[num_logits, hidden_size] -> [num_logits, vocab_size], of which every rank computes a part."""
         num_rows, size = hidden_rows.shape
         with self.together("logits"):
-            self._channel.send(SampleLogits(num_rows, size))
+            self._channel.send_to_stage(SampleLogits(num_rows, size))
             self._communicator.broadcast(hidden_rows.contiguous())
             return self._model.compute_logits(hidden_rows)
 
@@ -100,7 +104,7 @@ class GroupLead:
         except EngineDeadError:
             raise
         except Exception as error:
-            self._communicator.abort(self._communicator.rank)
+            self._abort(0)
             raise EngineDeadError(
                 f"{what} failed on rank 0, and the other ranks cannot be brought back to where it was: "
                 f"{type(error).__name__}: {error}"

@@ -9,7 +9,19 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from quire.core.kv_spec import KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+
+
+class StageReport(msgspec.Struct, frozen=True, tag="stage"):
+    """What each other pipeline stage sends rank 0 first.
+
+    Attributes:
+        specs: layer name -> what it needs from the KV cache, in layer order.
+        kv_cache_bytes: what they may take together.
+    """
+
+    specs: dict[str, KVCacheSpec]
+    kv_cache_bytes: int
 
 
 class InitCache(msgspec.Struct, frozen=True, tag="init_cache"):
@@ -61,7 +73,10 @@ class ForwardStep(msgspec.Struct, frozen=True, tag="forward"):
 
 
 class SampleLogits(msgspec.Struct, frozen=True, tag="logits"):
-    """Compute this rank's logits of hidden states [num_rows, size], which follow; rank 0 gets them."""
+    """Compute this rank's logits of hidden states [num_rows, size], which follow; rank 0 gets them.
+
+    For the ranks of the first pipeline stage.
+    """
 
     num_rows: int
     size: int

@@ -10,6 +10,7 @@ import torch
 
 from quire.attention.context import ForwardContext
 from quire.core.scheduler_output import StateBlocks
+from quire.distributed.pipeline import PipelineStage
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs, StepModel
@@ -49,16 +50,24 @@ class GroupStep:
 
     Args:
         tables: of the steps; the graphs were made with them.
+        stage: the layers that are here; None = all.
     """
 
     def __init__(
-        self, model: StepModel, graphs: StepGraphs, attention: AttentionGroups, tables: StepTables, device: torch.device
+        self,
+        model: StepModel,
+        graphs: StepGraphs,
+        attention: AttentionGroups,
+        tables: StepTables,
+        device: torch.device,
+        stage: PipelineStage | None = None,
     ) -> None:
         self._model = model
         self._graphs = graphs
         self._attention = attention
         self._tables = tables
         self._device = device
+        self._stage = stage
 
     def message(
         self,
@@ -83,9 +92,10 @@ class GroupStep:
                 tables.append(placed[group][0])
                 slots.append(placed[group][1])
                 continue
-            is_here = not has_state and group in self._attention.groups
-            tables.append(block_tables.gather(group, batch.rows, max_seq_len) if is_here else NO_IDS)
-            slots.append(block_tables.slots(group, batch.token_rows, batch.token_positions) if is_here else NO_IDS)
+            # Other stages may have layers of groups that this one has none of.
+            is_needed = not has_state and (self._stage is not None or group in self._attention.groups)
+            tables.append(block_tables.gather(group, batch.rows, max_seq_len) if is_needed else NO_IDS)
+            slots.append(block_tables.slots(group, batch.token_rows, batch.token_positions) if is_needed else NO_IDS)
         return ForwardStep(
             rows=batch.rows,
             num_computed_tokens=batch.num_computed_tokens,
@@ -135,7 +145,29 @@ class GroupStep:
         )
 
     def run(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank."""
+        """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank; of several stages rank 0
+        alone gets them, with zeros for tokens that are not asked for.
+        """
+        hidden = self._forward(step, batch)
+        return hidden if self._stage is None else self._return(self._stage, step, batch, hidden)
+
+    def _return(self, stage: PipelineStage, step: ForwardStep, batch: InputBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """From the last stage to rank 0: the rows that are asked for."""
+        ranks, last = stage.communicator, stage.communicator.size - stage.size
+        num_rows = batch.num_tokens if step.wants_all else len(batch.logits_indices)
+        if not num_rows or ranks.rank not in (0, last):
+            return hidden
+        index = torch.from_numpy(batch.logits_indices)
+        if ranks.rank == last:
+            ranks.send(hidden if num_rows == batch.num_tokens else hidden[index], 0)
+            return hidden
+        rows = torch.empty(num_rows, hidden.shape[1], dtype=hidden.dtype)
+        ranks.receive(rows, last)
+        if num_rows == batch.num_tokens:
+            return rows
+        return hidden.new_zeros(hidden.shape).index_copy_(0, index, rows)
+
+    def _forward(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
         self._tables.take(step)
         hidden = self._graphs.forward(batch) if step.segments is None else None
         if hidden is not None:

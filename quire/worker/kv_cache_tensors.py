@@ -82,6 +82,8 @@ class CachePool:
 
     def copy(self, source_ids: np.ndarray, target_ids: np.ndarray) -> None:
         """Copy blocks onto others in every slot; [num_copies] indices in the tensors."""
+        if not self.tensors:  # none of its layers are in this pipeline stage
+            return
         device = self.tensors[0].device
         sources, targets = (torch.from_numpy(ids.astype(np.int64)).to(device) for ids in (source_ids, target_ids))
         if self.backend is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quire.config.model_arch import ModelArch
 from quire.core.draft_trees import num_scratch_blocks
@@ -20,6 +20,7 @@ from quire.logger import get_logger
 from quire.models.weight_files import kept_bytes
 from quire.utils.memory import GIB, read_memory
 from quire.worker.device.ops import DeviceOps
+from quire.worker.group_messages import StageReport
 from quire.worker.setup import WorkerSetup
 
 logger = get_logger(__name__)
@@ -90,12 +91,32 @@ class MemoryPlanner:
         Args:
             specs: layer name -> what it needs from the KV cache.
         """
+        return self._budget(weights_bytes, self._useful_bytes(specs) if self._memory.is_host else None)
+
+    def spare_bytes(self, weights_bytes: int) -> int:
+        """As `available_kv_cache_bytes`, however much of it can be of use."""
+        return self._budget(weights_bytes, None)
+
+    def bytes_of_stages(self, reports: Sequence[StageReport]) -> int:
+        """Bytes that the KV cache may take on all pipeline stages together, which have equally many blocks: as many as
+        the stage with the least memory for its layers.
+        """
+        page_bytes = [sum(spec.page_size_bytes for spec in report.specs.values()) for report in reports]
+        spare_bytes = min(
+            report.kv_cache_bytes * sum(page_bytes) // own
+            for report, own in zip(reports, page_bytes, strict=True)
+            if own
+        )
+        specs = {name: spec for report in reports for name, spec in report.specs.items()}
+        return min(spare_bytes, self._useful_bytes(specs))
+
+    def _budget(self, weights_bytes: int, useful_bytes: int | None) -> int:
         budget = plan_memory(
             free_bytes=self._free_bytes // self._num_ranks,
             utilization=self._utilization,
             weights_bytes=weights_bytes,
             workspace_bytes=self._workspace_bytes + self._offload_bytes // self._num_ranks,
-            useful_bytes=self._useful_bytes(specs) if self._memory.is_host else None,
+            useful_bytes=useful_bytes,
             swap_bytes=self._swap_bytes // self._num_ranks,
         )
         logger.info(budget.describe())

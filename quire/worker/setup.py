@@ -51,6 +51,11 @@ class WorkerSetup:
         """Processes that compute the model."""
         return 1 if self.seat is None else self.seat.size
 
+    @property
+    def stage_size(self) -> int:
+        """Of these, the ones that have the same layers."""
+        return 1 if self.seat is None else self.seat.stage_size
+
 
 def make_setup(config: QuireConfig, platform: Platform, seat: Seat | None = None) -> WorkerSetup:
     """The setup of a config that went through `resolve`."""

@@ -24,16 +24,24 @@ CAPTURE_S = 1.0
 
 @torch.inference_mode()
 def warm_up(
-    model: CausalLM, attention: AttentionGroups, block_tables: BlockTables, num_tokens: int, device: torch.device
+    model: CausalLM,
+    attention: AttentionGroups,
+    block_tables: BlockTables,
+    num_tokens: int,
+    device: torch.device,
+    *,
+    has_head: bool = True,
 ) -> None:
     """A prompt of `num_tokens` tokens and a decode, on row 0 before it is used.
 
     Its blocks are all the null block, which nothing reads; `num_tokens` is at most a block, so that slots are distinct.
+    Without `has_head` logits are computed elsewhere.
     """
     for start, end in ((0, num_tokens), (num_tokens - 1, num_tokens)):
         batch = _dummy_batch(start, end, device, sum(block_tables.has_state))
         hidden = model.forward(batch.input_ids, batch.positions, attention.forward_context(batch, block_tables))
-        model.compute_logits(hidden[-1:])
+        if has_head:
+            model.compute_logits(hidden[-1:])
 
 
 @torch.inference_mode()

@@ -51,7 +51,7 @@ from quire.worker.group_caches import caches_of_group
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
-from quire.worker.group_messages import InitCache
+from quire.worker.group_messages import InitCache, StageReport
 from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
@@ -100,7 +100,7 @@ class Worker:
             config.load,
             setup.dtype,
             ops.device,
-            ParallelContext(setup.rank, setup.num_ranks),
+            ParallelContext(setup.rank % setup.stage_size, setup.stage_size, ops.stage),
             ops.attention,
             setup.limits.max_model_len,
             config.model.seed,
@@ -112,7 +112,8 @@ class Worker:
         if self._drafter is not None and self._drafter.aux is not None:
             assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
             self._model.model.aux_states = self._drafter.aux
-        self._channel = StepChannel(ops.communicator)
+        self._channel = StepChannel(ops.communicator, ops.stage)
+        self._stages: list[StageReport] | None = None
         self._runner: ModelRunner | None = None
         self._follower: GroupFollower | None = None
         self._blocks: AnyBlocks | None = None
@@ -128,7 +129,11 @@ class Worker:
     @property
     def communicator(self) -> Communicator:
         """To the other processes that compute the model."""
-        return self._ops.communicator
+        return self._ops.all_ranks
+
+    def abort(self, rank: int) -> None:
+        """A process that computes the model has ended: what waits for it fails and names it. From any thread."""
+        self._ops.abort(rank)
 
     def communication_s(self) -> float:
         """Seconds that this rank has spent in collectives so far, waits for other ranks included."""
@@ -140,6 +145,9 @@ class Worker:
         Raises:
             CommunicationError: it has ended.
         """
+        stage = self._ops.stage
+        if stage is not None and not stage.is_first and self._ops.communicator.rank == 0:
+            self._channel.report(self._own_stage())
         first = self._channel.receive()
         assert isinstance(first, InitCache), "rank 0 begins with the cache"
         self.initialize_kv_cache(first.kv_cache)
@@ -149,9 +157,17 @@ class Worker:
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it needs from the KV cache, in layer order; behind them those of a drafting model.
 
+        On rank 0 of several pipeline stages: the layers of all of them.
+
         Raises:
             UnsupportedError: a layer is of a kind that this worker cannot store.
         """
+        if self._ops.stage is None:
+            return self._own_specs()
+        return {name: spec for report in self._all_stages() for name, spec in report.specs.items()}
+
+    def _own_specs(self) -> dict[str, KVCacheSpec]:
+        """Of the layers that are here."""
         specs = self._model.kv_cache_specs(self._setup.block_size)
         if self._drafter is not None:
             specs = {**specs, **self._drafter.kv_cache_specs(self._setup.block_size)}
@@ -179,11 +195,24 @@ class Worker:
         On a CPU no more than `max_num_seqs` requests of `max_model_len` tokens could fill: memory that the engine
         does not need belongs to others.
         """
+        if self._ops.stage is not None:
+            return self._memory.bytes_of_stages(self._all_stages())
+        return self._memory.available_kv_cache_bytes(self._weights_bytes(), self._own_specs())
+
+    def _weights_bytes(self) -> int:
         tensors = list(self._model.stored_tensors().values())
         if self._drafter is not None:
             tensors += self._drafter.stored_tensors().values()
-        weights_bytes = sum(map(_num_bytes, tensors))
-        return self._memory.available_kv_cache_bytes(weights_bytes, self.kv_cache_specs())
+        return sum(map(_num_bytes, tensors))
+
+    def _own_stage(self) -> StageReport:
+        return StageReport(self._own_specs(), self._memory.spare_bytes(self._weights_bytes()))
+
+    def _all_stages(self) -> list[StageReport]:
+        """Rank 0: of every pipeline stage, asked once."""
+        if self._stages is None:
+            self._stages = [self._own_stage(), *self._channel.take_reports()]
+        return self._stages
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache and the swap space, make the rows, warm up.
@@ -192,14 +221,15 @@ class Worker:
             NotEnoughMemoryError: the cache is larger than what is free.
         ConfigError: trees cannot be drafted for this model.
         """
-        self._memory.check_allocation(kv_cache_config)
         is_group = self._setup.num_ranks > 1
+        layer_names = list(self._own_specs())
+        own_config = kv_cache_config if self._ops.stage is None else kv_cache_config.of_layers(layer_names)
+        self._memory.check_allocation(own_config)
         if is_group and not self._setup.rank:
             self._channel.send(InitCache(kv_cache_config))
-        self._kv_cache_config = kv_cache_config
+        self._kv_cache_config = kv_cache_config = own_config
         setup, ops, vocab_size = self._setup, self._ops, self._setup.arch.vocab_size
         max_num_seqs, max_model_len = setup.limits.max_num_seqs, setup.limits.max_model_len
-        layer_names = list(self.kv_cache_specs())
         kv_caches = ops.memory.allocate_kv_caches(kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype)
         num_own = len(self._model.kv_cache_specs(setup.block_size))
         own_caches = kv_caches.by_layer[:num_own]
@@ -224,8 +254,8 @@ class Worker:
             acceptance = DraftAcceptance(self._acceptance, requests, sampling, ops.sampling, logprobs_mode, ops.device)
         group = drafts = None
         if isinstance(step_tables, StepTables):
-            step = GroupStep(self._model, graphs, attention, step_tables, ops.device)
-            group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables)
+            step = GroupStep(self._model, graphs, attention, step_tables, ops.device, ops.stage)
+            group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables, ops.abort)
             drafts = GroupDrafts(ops.communicator, group, step_tables, block_tables, setup.dtype)
             self._follower = GroupFollower(
                 ops.communicator, self._channel, self._model, step, attention, setup.dtype, drafts, kv_caches.transfers
@@ -246,7 +276,8 @@ class Worker:
         )
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
-        warm_up(self._model, attention, block_tables, num_tokens, ops.device)
+        has_head = ops.stage is None or ops.stage.is_first
+        warm_up(self._model, attention, block_tables, num_tokens, ops.device, has_head=has_head)
         if setup.limits.num_drafts and group is None and not any(block_tables.has_state):
             most_tokens = min(num_tokens, max_num_seqs * (1 + setup.limits.num_drafts))
             capture_steps(graphs, common_sizes(most_tokens), ops.device)
@@ -258,10 +289,11 @@ class Worker:
             if acceptance is not None and acceptance.drawn is not None:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
             self._runner.register_draft_model(self._drafter.start(cache, choice, drafts), setup.block_size)
-        ops.communicator.barrier()  # every rank has its cache
-        self._connector_caches, self._blocks = caches_of_group(
-            kv_caches, setup.seat, kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype
-        )
+        ops.all_ranks.barrier()  # every rank has its cache
+        if ops.stage is None:  # tiers have whole blocks, a stage may have nothing of some
+            self._connector_caches, self._blocks = caches_of_group(
+                kv_caches, setup.seat, kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype
+            )
 
     def _scratch_ids(self, kv_cache_config: KVCacheConfig) -> np.ndarray:
         """Blocks that no request has, for trees of drafts."""

@@ -59,7 +59,13 @@ def requests(vocab_size: int, *, max_tokens: int = 10) -> tuple[list[Any], list[
 
 
 def answers(
-    model: str | Path, vocab_size: int, num_ranks: int, *, structured: bool = False, **settings: Any
+    model: str | Path,
+    vocab_size: int,
+    num_ranks: int,
+    *,
+    num_stages: int = 1,
+    structured: bool = False,
+    **settings: Any,
 ) -> Answers:
     """Tokens and log-probabilities of all requests, twice: the second time prefixes are cached."""
     prompts, params = requests(vocab_size)
@@ -68,7 +74,8 @@ def answers(
             max_tokens=24, temperature=0, logprobs=1, structured_outputs=StructuredOutputsParams(regex=PATTERN)
         )
     found: Answers = []
-    with ranks_as_threads(), LLM(str(model), tensor_parallel_size=num_ranks, **{**SETTINGS, **settings}) as llm:
+    sizes = {"tensor_parallel_size": num_ranks, "pipeline_parallel_size": num_stages}
+    with ranks_as_threads(), LLM(str(model), **{**SETTINGS, **sizes, **settings}) as llm:
         for _ in range(2):
             for output in llm.generate(prompts, params, use_tqdm=False):
                 read = [line for line in output.prompt_logprobs or [] if line is not None]

@@ -1,6 +1,7 @@
-"""Every family and every format of weights: 2 and 4 ranks give the bytes of one. `python -m tests.parallel.matrix`.
+"""Every family and every format of weights: several ranks give the bytes of one. `python -m tests.parallel.matrix`.
 
-`--only NAME,...` limits it to some subjects. The last line is the number of cases that differ.
+`--only NAME,...` limits it to some subjects, `--stages` to pipeline stages. The last line is the number of cases that
+differ.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tests.parallel.circumstances import CIRCUMSTANCES, answers
 
 VOCAB_SIZE = 320
 FORMATS = ("int8", "int4", "fp8", "bitsandbytes")
-SIZES = (2, 4)
+# (ranks that compute each layer, pipeline stages)
+SIZES = ((2, 1), (4, 1), (1, 2), (2, 2))
+SIZES_OF_LEAF = (*SIZES, (1, 4))
 
 
 def subjects(directory: Path) -> Iterator[tuple[str, Path | str, int, Mapping[str, Any]]]:
@@ -41,6 +44,7 @@ def main() -> None:
     """Run all cases; leaf under every circumstance, the others as they are and call by call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
+    parser.add_argument("--stages", action="store_true")
     args = parser.parse_args()
     wanted, num_different, num_cases = [name for name in args.only.split(",") if name], 0, 0
     with tempfile.TemporaryDirectory() as directory:
@@ -56,17 +60,25 @@ def main() -> None:
                 if name == "leaf bfloat16"
                 else {"as one": {}, "call by call": CIRCUMSTANCES["call by call"]}
             )
-            for num_ranks in SIZES:
+            for num_ranks, num_stages in SIZES_OF_LEAF if model == "leaf" else SIZES:
+                if args.stages and num_stages == 1:
+                    continue
                 for circumstance, changes in circumstances.items():
-                    num_cases += 1
                     try:
-                        found = answers(model, vocab_size, num_ranks, structured=structured, **{**settings, **changes})
+                        found = answers(
+                            model, vocab_size, num_ranks, num_stages=num_stages, structured=structured,
+                            **{**settings, **changes},
+                        )  # fmt: skip
                         is_same = found == expected
                         problem = "" if is_same else "differs"
                     except QuireError as error:
+                        if error.field == "pipeline_parallel_size":
+                            print(f"{name}: {error.message}")
+                            break
                         problem = f"{type(error).__name__}: {error.message}"
+                    num_cases += 1
                     if problem:
-                        different.append(f"{num_ranks} ranks, {circumstance}: {problem}")
+                        different.append(f"{num_ranks} x {num_stages} ranks, {circumstance}: {problem}")
             num_different += len(different)
             print(f"{name}: {'; '.join(different) or 'the same'} ({time.perf_counter() - start:.1f} s)", flush=True)
     print(f"{num_different} of {num_cases} differ")

@@ -16,7 +16,7 @@ import pytest
 
 from quire.config.engine import QuireConfig
 from quire.distributed.seat import Seat
-from quire.distributed.shared_memory import make_region
+from quire.distributed.shared_memory import make_region, make_stage_regions
 from quire.distributed.shared_pages import make_shared_pages
 from quire.errors import CommunicationError
 from quire.executor import registry
@@ -32,15 +32,21 @@ class ThreadedRanks(UniProcExecutor):
     def __init__(
         self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
     ) -> None:
-        size = config.parallel.tensor_parallel_size
-        fd = make_region(size)
-        fds = make_shared_pages(size) if config.has_kv_tier else ()
-        self._fds = fds
+        size, num_stages = config.parallel.num_ranks, config.parallel.pipeline_parallel_size
+        fd, stage_fds = make_region(size), make_stage_regions(size, num_stages)
+        fds = self._fds = make_shared_pages(size) if config.has_kv_tier else ()
+
+        def seat(rank: int) -> Seat:
+            return Seat(
+                rank=rank, size=size, fd=fd, num_stages=num_stages, stage_fd=stage_fds[rank * num_stages // size],
+                cache_fds=fds,
+            )  # fmt: skip
+
         others: dict[int, Worker | BaseException] = {}
 
         def load(rank: int) -> None:
             try:
-                others[rank] = Worker(config, platform, (), Seat(rank=rank, size=size, fd=fd, cache_fds=fds))
+                others[rank] = Worker(config, platform, (), seat(rank))
             except BaseException as error:
                 others[rank] = error
 
@@ -48,11 +54,13 @@ class ThreadedRanks(UniProcExecutor):
             loading = [threading.Thread(target=load, args=(rank,)) for rank in range(1, size)]
             for thread in loading:
                 thread.start()
-            super().__init__(config, platform, logits_processors, Seat(rank=0, size=size, fd=fd, cache_fds=fds))
+            super().__init__(config, platform, logits_processors, seat(0))
             for thread in loading:
                 thread.join()
         finally:
-            os.close(fd)
+            for region in (fd, *stage_fds):
+                if region is not None:
+                    os.close(region)
         workers = []
         for other in others.values():
             if isinstance(other, BaseException):
@@ -65,7 +73,7 @@ class ThreadedRanks(UniProcExecutor):
     def shutdown(self) -> None:
         """End the other ranks."""
         if self._worker is not None:
-            self._worker.communicator.abort(0)
+            self._worker.abort(0)
             for thread in self._threads:
                 thread.join()
             for fd in self._fds:

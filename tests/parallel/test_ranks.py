@@ -31,11 +31,16 @@ def expected() -> Answers:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "name"), effort(((2, "swapped, with suffixes"),), ((2, "as one"), (4, "preempted")))
+    ("num_ranks", "num_stages", "name"),
+    effort(
+        ((2, 1, "swapped, with suffixes"), (1, 2, "suffixes as drafts")),
+        ((2, 1, "as one"), (4, 1, "preempted"), (1, 4, "preempted"), (2, 2, "as one")),
+    ),
 )
-def test_answers_are_those_of_one_rank(expected: Answers, num_ranks: int, name: str):
+def test_answers_are_those_of_one_rank(expected: Answers, num_ranks: int, num_stages: int, name: str):
     """Cached prefixes, penalties, draws, patterns and log-probabilities of prompts among them."""
-    assert answers("leaf", VOCAB_SIZE, num_ranks, structured=True, **CIRCUMSTANCES[name]) == expected
+    found = answers("leaf", VOCAB_SIZE, num_ranks, num_stages=num_stages, structured=True, **CIRCUMSTANCES[name])
+    assert found == expected
 
 
 def test_weights_that_are_quantized_while_loading_are_the_same_codes_on_any_number_of_ranks():
@@ -45,8 +50,9 @@ def test_weights_that_are_quantized_while_loading_are_the_same_codes_on_any_numb
 
 @pytest.mark.parametrize("name", effort(("deepseek_v3",), ("qwen3_next", "gpt_oss")))
 def test_experts_recurrent_layers_and_latents_are_those_of_one_rank(tmp_path: Path, name: str):
+    """On two stages of two ranks."""
     CASES[name].write(tmp_path)
-    assert answers(tmp_path, 320, 2) == answers(tmp_path, 320, 1)
+    assert answers(tmp_path, 320, 2, num_stages=2) == answers(tmp_path, 320, 1)
 
 
 def test_a_step_that_fails_on_one_rank_ends_the_group_with_the_reason(monkeypatch: pytest.MonkeyPatch):

@@ -28,7 +28,8 @@ class Communicator {
 
   // Maps the region behind `fd`. A wait spins for spin_us, then sleeps, and throws std::runtime_error after timeout_us.
   // capacity: bytes that one round of an operation moves, a multiple of 64; larger ones take several rounds.
-  Communicator(int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us);
+  // first_rank: what messages call rank 0 of a group that is a part of another; `abort` takes such a number.
+  Communicator(int fd, int rank, int size, int64_t capacity, int64_t spin_us, int64_t timeout_us, int first_rank);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -94,6 +95,7 @@ class Communicator {
   int64_t bytes_;
   int rank_;
   int size_;
+  int first_rank_;
   int64_t capacity_;
   int64_t spin_us_;
   int64_t timeout_us_;
@@ -168,6 +170,24 @@ struct AllToAllArgs {
   int64_t part_bytes;
 };
 void all_to_all(Pool& pool, const AllToAllArgs& args);
+
+// To or from one rank, whatever the others do; a send returns when its last 512 KiB may still be under way.
+struct SendArgs {
+  Communicator* communicator;
+  const char* data;
+  int64_t bytes;
+  int to;
+};
+void send(Pool& pool, const SendArgs& args);
+
+struct ReceiveArgs {
+  Communicator* communicator;
+  char* data;
+  int64_t bytes;
+  int from;
+  bool is_patient;  // without a timeout
+};
+void receive(Pool& pool, const ReceiveArgs& args);
 
 void barrier(Pool& pool, Communicator* const& communicator);
 

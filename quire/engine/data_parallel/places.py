@@ -24,7 +24,7 @@ def replica_places(config: QuireConfig, platform: Platform) -> list[ReplicaPlace
             )  # fmt: skip
         return [ReplicaPlace(engine_index=index, gpu=index) for index in range(count)]
     memory_bytes = platform.memory.available_bytes // count
-    num_threads = (config.device.num_threads or 1) * config.parallel.tensor_parallel_size
+    num_threads = (config.device.num_threads or 1) * config.parallel.num_ranks
     shares = cpu_shares(platform.cpus, count, num_threads)
     return [
         ReplicaPlace(engine_index=index, cpus=list(cpus), memory_bytes=memory_bytes)

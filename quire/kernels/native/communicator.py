@@ -39,6 +39,7 @@ class NativeCommunicator:
             on more takes several rounds; a single row must fit.
         spin_us: how long a wait spins before it sleeps.
         timeout_us: after which a wait fails.
+        first_rank: what messages call rank 0, in a group that is a part of another.
 
     Raises:
         CommunicationError: the region cannot be mapped.
@@ -46,10 +47,19 @@ class NativeCommunicator:
     """
 
     def __init__(
-        self, runtime: NativeRuntime, fd: int, rank: int, size: int, capacity: int, spin_us: int, timeout_us: int
+        self,
+        runtime: NativeRuntime,
+        fd: int,
+        rank: int,
+        size: int,
+        capacity: int,
+        spin_us: int,
+        timeout_us: int,
+        first_rank: int = 0,
     ) -> None:
         check_size("size", size, 1, max_ranks())
         check_size("rank", rank, 0, size - 1)
+        check_size("first_rank", first_rank, 0, max_ranks() - size)
         check_size("capacity", capacity, ALIGNMENT * size * size, 1 << 34)
         if capacity % ALIGNMENT:
             raise ShapeError(f"capacity is {capacity}, expected a multiple of {ALIGNMENT}", field="capacity")
@@ -57,7 +67,7 @@ class NativeCommunicator:
         self._runtime = runtime
         self._timeout_us = timeout_us
         with _failing():
-            self._native = runtime.library.Communicator(fd, rank, size, capacity, spin_us, timeout_us)
+            self._native = runtime.library.Communicator(fd, rank, size, capacity, spin_us, timeout_us, first_rank)
 
     def connect(self, hosts: Sequence[int], leads: Sequence[int], sources: Sequence[tuple[int, int]]) -> None:
         """Ranks of other machines take part from now on; before the first operation, once.
@@ -86,8 +96,8 @@ class NativeCommunicator:
         return float(self._native.busy_ns) * 1e-9
 
     def abort(self, rank: int) -> None:
-        """End all waits of all ranks: `rank` has ended."""
-        check_size("rank", rank, 0, self.size - 1)
+        """End all waits of all ranks: `rank`, counted as messages count, has ended."""
+        check_size("rank", rank, 0, max_ranks() - 1)
         self._native.abort(rank)
 
     def barrier(self) -> None:
@@ -186,13 +196,21 @@ class NativeCommunicator:
         """To one rank; returns when the last 512 KiB may still be under way."""
         check_tensor("tensor", tensor, (tensor.dtype,), tuple(tensor.shape))
         with _failing():
-            self._native.send(tensor.data_ptr(), tensor.numel() * tensor.itemsize, to)
+            self._native.send(self._runtime.pool, tensor.data_ptr(), tensor.numel() * tensor.itemsize, to)
 
     def receive(self, tensor: torch.Tensor, source: int, *, is_patient: bool = False) -> None:
         """From one rank, which sends as many bytes."""
         check_tensor("tensor", tensor, (tensor.dtype,), tuple(tensor.shape))
         with _failing():
-            self._native.receive(tensor.data_ptr(), tensor.numel() * tensor.itemsize, source, is_patient)
+            self._native.receive(
+                self._runtime.pool, tensor.data_ptr(), tensor.numel() * tensor.itemsize, source, is_patient
+            )
+
+    def receive_new(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
+        """As `receive`, into a new tensor; in a recorded step it is that of every replay."""
+        out = self._runtime.empty(*shape, dtype=dtype)
+        self.receive(out, source)
+        return out
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
 from quire.config.model import ONLINE_QUANTIZATIONS
+from quire.config.pipeline import divide_layers
 from quire.distributed.communicator import Communicator, SingleCommunicator
+from quire.distributed.pipeline import PipelineStage
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import SharedMemoryCommunicator
 from quire.distributed.shared_pages import SharedPages
@@ -55,7 +57,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
     kernels = with_quantization(
         NativeKernels(runtime, setup.dtype, quantization if is_online else None), quantization, setup.dtype
     )
-    communicator = _communicator(setup, runtime)
+    communicator, stage = _communicator(setup, runtime), _stage(setup, runtime)
     if communicator.size > 1:
         kernels = ShardedKernels(kernels, Shards(communicator))
     is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
@@ -67,12 +69,18 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         ),
         sampling=NativeSamplingOps(runtime) if vocab_size <= MAX_VOCAB_SIZE else TorchSamplingOps(),
         memory=_memory(setup),
-        make_graphs=partial(RecordedSteps, runtime, vocab_size=vocab_size, agree=communicator.all_agree)
+        make_graphs=partial(
+            RecordedSteps,
+            runtime,
+            vocab_size=vocab_size,
+            agree=(communicator if stage is None else stage.communicator).all_agree,
+        )
         if is_recording
         else no_graphs,
         graph_bytes=ARENA_BYTES if is_recording else 0,
         packing_cache=_packing_cache(config, runtime),
         communicator=communicator,
+        stage=stage,
     )
 
 
@@ -107,14 +115,28 @@ def _spin_us(setup: WorkerSetup) -> int:
 
 
 def _communicator(setup: WorkerSetup, runtime: NativeRuntime) -> Communicator:
-    """To the other ranks, where there are some."""
+    """To the other ranks that have the same layers, where there are some."""
     seat = setup.seat
-    if seat is None:
+    if seat is None or seat.stage_size == 1:
         return SingleCommunicator()
+    first_rank = seat.stage * seat.stage_size
     return SharedMemoryCommunicator(
+        runtime, seat.fd if seat.stage_fd is None else seat.stage_fd, seat.rank - first_rank, seat.stage_size,
+        capacity=seat.capacity, spin_us=_spin_us(setup), timeout_s=seat.timeout_s, first_rank=first_rank,
+    )  # fmt: skip
+
+
+def _stage(setup: WorkerSetup, runtime: NativeRuntime) -> PipelineStage | None:
+    """This rank's layers, and the communicator between all ranks; None = every rank has all layers."""
+    seat = setup.seat
+    if seat is None or seat.num_stages == 1:
+        return None
+    layers = divide_layers(setup.arch, seat.num_stages, setup.config.parallel.pipeline_layer_partition)[seat.stage]
+    communicator = SharedMemoryCommunicator(
         runtime, seat.fd, seat.rank, seat.size, capacity=seat.capacity, spin_us=_spin_us(setup),
         timeout_s=seat.timeout_s,
     )  # fmt: skip
+    return PipelineStage(communicator=communicator, number=seat.stage, num_stages=seat.num_stages, layers=layers)
 
 
 def _memory(setup: WorkerSetup) -> HostMemory:

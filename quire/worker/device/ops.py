@@ -14,6 +14,7 @@ import torch
 
 from quire.attention.backend import AttentionBackend
 from quire.distributed.communicator import Communicator, SingleCommunicator
+from quire.distributed.pipeline import PipelineStage
 from quire.layers.kernels import LayerKernels
 from quire.models.packing_cache import PackingCache
 from quire.sample.ops.interface import SamplingOps
@@ -34,7 +35,8 @@ class DeviceOps:
         make_graphs: captures steps and replays them, once there is a KV cache.
         graph_bytes: memory that graphs need beside the activations of a step.
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
-        communicator: to the other processes that compute the model.
+        communicator: to the other processes that compute the same layers.
+        stage: the layers that this process has, and the way to the others; None = all.
     """
 
     device: torch.device
@@ -46,3 +48,15 @@ class DeviceOps:
     graph_bytes: int = 0
     packing_cache: PackingCache | None = None
     communicator: Communicator = field(default_factory=SingleCommunicator)
+    stage: PipelineStage | None = None
+
+    @property
+    def all_ranks(self) -> Communicator:
+        """To all other processes that compute the model."""
+        return self.communicator if self.stage is None else self.stage.communicator
+
+    def abort(self, rank: int) -> None:
+        """`rank` has ended: what waits, here and on ranks that can be reached, fails and names it."""
+        self.communicator.abort(rank)
+        if self.stage is not None:
+            self.stage.communicator.abort(rank)

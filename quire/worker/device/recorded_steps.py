@@ -162,7 +162,8 @@ class RecordedSteps(StepGraphs):
             self._seq_lens[num_reqs:size] = 0
         max_seq_len = int(batch.seq_lens.max())
         self._num_computed_tokens[:num_reqs] = batch.num_computed_tokens
-        for fixed, states in zip(self._states, batch.states, strict=True):
+        own_states = (batch.states[number] for number in self._attention.state_numbers)
+        for fixed, states in zip(self._states, own_states, strict=True):
             fixed.read_block_ids[:size] = states.read_block_ids
             fixed.write_block_ids[:size] = states.write_block_ids
         for group, (table, slots) in enumerate(zip(self._tables, self._slots, strict=True)):
@@ -180,11 +181,12 @@ class RecordedSteps(StepGraphs):
         has_room = not self._arena.has_overflowed
         if self._agree(has_room and is_whole):
             self._recorded[size] = _Recorded(graph, hidden)
-        elif is_whole or not has_room:
+        elif self._agree(is_whole or not has_room):
             self._refused.add(size)
         else:
-            names = ", ".join(sorted(watch.names)) or "its result elsewhere"
-            logger.warning("steps are not captured: besides its kernels the model computes %s", names)
+            if not is_whole:
+                names = ", ".join(sorted(watch.names)) or "its result elsewhere"
+                logger.warning("steps are not captured: besides its kernels the model computes %s", names)
             self._max_tokens = 0
         return hidden
 

@@ -42,6 +42,21 @@ def test_what_several_ranks_cannot_do_is_refused_by_name(field: str, settings: d
     assert caught.value.field == field and "tensor_parallel_size" in f"{caught.value.message} {caught.value.hint}"
 
 
+def test_stages_are_ranks_too_and_divide_the_layers():
+    stages: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    assert resolved(**stages)["distributed_executor_backend"] == ("mp", "2 ranks on this machine")
+    with pytest.raises(ConfigError, match="has 3 stages of together 3 layers; pipeline_parallel_size is 2"):
+        resolved(**stages, pipeline_layer_partition="1,1,1")
+    with pytest.raises(
+        QuireClientError, match="sparse_attention_blocks is not supported with pipeline_parallel_size=2"
+    ):
+        resolved(**stages, sparse_attention_blocks=4)
+    with pytest.raises(QuireClientError, match="swap_space is not supported with pipeline_parallel_size=2"):
+        resolved(**stages, swap_space=1.0)
+    with pytest.raises(ConfigError, match="tensor_parallel_size=32 and pipeline_parallel_size=4 are 128 ranks"):
+        resolved(tensor_parallel_size=32, pipeline_parallel_size=4)
+
+
 def test_one_rank_may_have_an_executor_of_several():
     assert resolved(tensor_parallel_size=1, distributed_executor_backend="mp")["num_threads"] == (2, "usable cores")
     with pytest.raises(ConfigError, match="out of range"):

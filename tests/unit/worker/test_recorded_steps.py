@@ -50,6 +50,7 @@ class Attention:
     """Keeps what it was given last."""
 
     groups = frozenset({0})
+    state_numbers = ()
     metadata: AttentionMetadata
 
     def context_of(self, per_group: Any) -> None:
