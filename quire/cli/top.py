@@ -126,6 +126,7 @@ class TopView:
             f"ITL {_seconds(last('itl_mean'))} / {_seconds(last('itl_p95'))}",
             f"hits {_share(last('prefix_hit_rate'))}",
             f"drafts {_share(last('acceptance_rate'))}" if model["speculation"] else "",
+            "" if last("mfu") is None else f"MFU {_share(last('mfu'))} MBU {_share(last('mbu'))}",
             Text(f"restarts {model['restarts']}", style="red" if model["restarts"] else ""),
         )
         return table

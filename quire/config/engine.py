@@ -38,6 +38,11 @@ class ObservabilityConfig:
         "Stat logger plugins, called with the statistics of every step in addition to the log and /metrics; "
         "for servers and LLM.",
     )
+    enable_mfu_metrics: bool = setting(
+        False,
+        "Count operations and bytes of every step (vllm:estimated_*, quire:step_*), and compare them with what this "
+        "machine does at most, which is measured once (MFU, MBU).",
+    )
     flight_recorder: str | None = setting(
         None,
         "Directory for a recording of the scheduler's inputs, a ring of files that `quire replay` reads: "

@@ -257,7 +257,7 @@ MISSING: tuple[Missing, ...] = (
         "/metrics has one set of metrics and buckets", "see docs/reference/server.md for what it shows",
         {
             "aggregate_engine_logging": _OFF, "collect_detailed_traces": _NONE, "kv_cache_metrics": _OFF,
-            "kv_cache_metrics_sample": (None, 0.01), "cudagraph_metrics": _OFF, "enable_mfu_metrics": _OFF,
+            "kv_cache_metrics_sample": (None, 0.01), "cudagraph_metrics": _OFF,
             "custom_histogram_buckets": _NONE, "show_hidden_metrics_for_version": _NONE,
         },
     ),

@@ -17,6 +17,7 @@ from quire.core.logprobs import LogprobsArrays
 from quire.core.sampling_params import SamplingParams
 from quire.core.speculation_stats import SpeculationStats
 from quire.core.stats import RequestEvent, SchedulerStats
+from quire.core.step_perf import StepPerf
 
 MAX_PRIORITY = 1 << 22
 """Largest `priority` of a request, and without its sign the smallest."""
@@ -134,6 +135,7 @@ class EngineCoreOutputs:
         timestamp: seconds, monotonic clock.
         drafts: what its drafts came to; None = it had none.
         speculation: what was decided about drafts so far; None = as it was said last.
+        perf: what it computed and moved; None = it was not asked for.
         engine_index: whose step it was, of several engine cores; set by the receiver.
     """
 
@@ -147,4 +149,5 @@ class EngineCoreOutputs:
     timestamp: float
     drafts: DraftOutcomes | None = None
     speculation: SpeculationStats | None = None
+    perf: StepPerf | None = None
     engine_index: int = 0

@@ -91,15 +91,15 @@ def estimate_weights_bytes(
     """
     rotary_sizes = {layer.rope: layer.head_size for layer in arch.attention_layers if layer.rope is not None}
     rotary_bytes = 4 * max_model_len * sum(rotary_sizes.values())
-    layer_bytes, table_bytes = _bytes_per_weight(arch, dtype_bytes, quantization)
+    layer_bytes, table_bytes = bytes_per_weight(arch, dtype_bytes, quantization)
     norms = 2 * arch.num_layers * arch.hidden_size * dtype_bytes
     tables = arch.num_table_weights + arch.embedding.num_positions * arch.hidden_size
     matrices = int(arch.num_layer_weights * layer_bytes + tables * table_bytes)
     return (matrices if stored_bytes is None else min(matrices, stored_bytes)) + norms + rotary_bytes
 
 
-def _bytes_per_weight(arch: ModelArch, dtype_bytes: int, quantization: str | None) -> tuple[float, float]:
-    """Of projections and of token tables."""
+def bytes_per_weight(arch: ModelArch, dtype_bytes: int, quantization: str | None) -> tuple[float, float]:
+    """Of projections and of token tables, as they are kept in memory."""
     if arch.quantization is not None:  # without kernels of that format, float32 among them, it is as plain numbers
         return arch.quantization.bytes_per_weight if dtype_bytes == 2 else dtype_bytes, dtype_bytes
     layer_bytes, table_bytes = WEIGHT_BYTES.get(quantization, (dtype_bytes, None))

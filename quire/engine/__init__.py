@@ -12,6 +12,6 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
     built by           config_lookup, factory, front_factory, mp_factory, parts, named_plugins, vllm_environment,
                        shipped_drafters
     figures and events  stat_logger, stat_loggers, offline_metrics, speculation_reports, kv_event_publisher,
-                       step_watch
+                       step_watch, step_meter
     behind the cache   kv_offload_factory, tier_factory
 """

@@ -26,6 +26,7 @@ from quire.core.live_state import EngineState
 from quire.core.memory_parts import MemoryPart
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.speculation_reports import SpeculationReports
+from quire.engine.step_meter import StepMeter
 from quire.engine.step_recovery import StepRecovery
 from quire.engine.step_watch import StepWatch
 from quire.errors import EngineDeadError, QuireClientError
@@ -68,6 +69,7 @@ class EngineCore:
         observe: the control plane at this moment, given the last refusal of admission; None = it cannot be looked at.
         service: what the scheduler has served to tenants; None = it shares nothing among them.
         tier_bytes: host memory that blocks behind the cache take now.
+        meter: adds to outputs what steps computed; None = it is off.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class EngineCore:
         observe: Callable[[Blocked | None], EngineState] | None = None,
         service: VirtualCounters | None = None,
         tier_bytes: Callable[[], int] = int,
+        meter: StepMeter | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -103,6 +106,7 @@ class EngineCore:
         self._blocked: Blocked | None = None  # the last refusal of admission
         self._service = service
         self._tier_bytes = tier_bytes
+        self._meter = meter
         self._held: frozenset[int] = frozenset()
         self._idle_s = 0.0
         self.num_blocks = num_blocks
@@ -167,7 +171,7 @@ class EngineCore:
             self._idle_s = 0.0
         self._recovery.note(outputs)
         self._grammars.note(outputs)
-        return outputs
+        return outputs if self._meter is None else self._meter.add(outputs, step.output, self._clock() - start)
 
     def _pause_idle(self) -> None:
         """Nothing computes and blocks are in flight: ask for them less and less often."""

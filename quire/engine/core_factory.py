@@ -21,6 +21,7 @@ from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.named_plugins import check_plugins
 from quire.engine.speculation_reports import SpeculationReports
+from quire.engine.step_meter import make_meter
 from quire.engine.step_recovery import StepRecovery
 from quire.engine.tier_factory import start_tier
 from quire.errors import ConfigError, UnsupportedError
@@ -94,6 +95,7 @@ def build_core(
             give_up_transfers=nothing if tier is None else tier.release_blocks, speculation=reports,
             observe=partial(live_state, scheduler),
             service=getattr(scheduler, "service", None), tier_bytes=int if offload is None else offload.host_bytes,
+            meter=make_meter(config, executor),
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
@@ -103,7 +105,7 @@ def build_core(
     kv_events = start_kv_events(config.observability.kv_events, setup.kv_cache, recorded.watch_blocks, engine_index)
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
-        kv_events=kv_events, speculation=reports, observe=recorded.live_state,
+        kv_events=kv_events, speculation=reports, observe=recorded.live_state, meter=make_meter(config, executor),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from quire.core.draft_stats import DraftOutcomes, accepted_by_position
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.speculation_stats import ControllerStats
 from quire.core.stats import SchedulerStats
+from quire.core.step_perf import STEP_KINDS, StepPerf
 from quire.logger import get_logger
 from quire.utils.memory import format_bytes
 
@@ -43,6 +44,7 @@ class StatLogger:
         self._num_steps = self._num_computed = self._num_generated = 0
         self._num_preemptions = self._num_queries = self._num_hits = 0
         self._drafts: list[DraftOutcomes] = []
+        self._perf: list[StepPerf] = []
         self._decided: ControllerStats | None = None
         self._decided_before: ControllerStats | None = None
 
@@ -59,6 +61,8 @@ class StatLogger:
         self._num_hits += stats.prefix_cache_hits
         if step.drafts is not None:
             self._drafts.append(step.drafts)
+        if step.perf is not None:
+            self._perf.append(step.perf)
         if step.speculation is not None:
             self._decided = step.speculation.controller
         if self._clock() - self._start >= self._interval_s:
@@ -87,6 +91,8 @@ class StatLogger:
         )
         if self._drafts:
             _log_drafts(self._drafts, seconds)
+        if self._perf:
+            logger.info("%s%s", self._name, describe_perf(self._perf))
         if self._decided is not None:
             _log_decisions(self._decided.since(self._decided_before))
             self._decided_before = self._decided
@@ -95,7 +101,24 @@ class StatLogger:
     def _clear(self) -> None:
         self._num_steps = self._num_computed = self._num_generated = 0
         self._num_preemptions = self._num_queries = self._num_hits = 0
-        self._drafts = []
+        self._drafts, self._perf = [], []
+
+
+def describe_perf(steps: list[StepPerf]) -> str:
+    """What steps computed and moved a second, and the share of the limits that this is, by kind of step."""
+    parts = []
+    for kind in STEP_KINDS:
+        chosen = [one for one in steps if one.kind == kind]
+        if not chosen:
+            continue
+        seconds, last = sum(one.seconds for one in chosen) or 1e-9, chosen[-1]
+        flops = sum(one.flops for one in chosen) / seconds
+        moved = sum(one.read_bytes + one.write_bytes for one in chosen) / seconds
+        text = f"{kind} {flops / 1e9:.1f} GFLOP/s, {moved / 1e9:.1f} GB/s"
+        if last.flops_limit and last.bytes_limit:
+            text += f" (MFU {flops / last.flops_limit:.1%}, MBU {moved / last.bytes_limit:.1%})"
+        parts.append(text)
+    return "steps: " + "; ".join(parts)
 
 
 def _log_drafts(steps: list[DraftOutcomes], seconds: float) -> None:

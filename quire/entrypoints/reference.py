@@ -15,6 +15,7 @@ from quire.config import QuireConfig
 from quire.config.base import SettingInfo, info_of, settings_of
 from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, section_doc
 from quire.config.cache import CacheConfig
+from quire.config.engine import ObservabilityConfig
 from quire.config.not_yet import NOT_YET
 from quire.config.speculative import SpeculativeConfig
 from quire.config.speculative_forms import NO_EFFECT as DRAFTS_NO_EFFECT
@@ -156,7 +157,9 @@ def _metrics() -> str:
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     speculating = SpeculationSettings(spec_method="suffix", spec_tokens=1)
     offloading = CacheConfig(kv_offloading_size=1.0)
-    metrics = EngineMetrics(QuireConfig(cache=offloading, speculation=speculating), "model")
+    counting = ObservabilityConfig(enable_mfu_metrics=True)
+    config = QuireConfig(cache=offloading, speculation=speculating, observability=counting)
+    metrics = EngineMetrics(config, "model")
     assert metrics.drafts is not None, "speculation is configured"
     decided = ControllerStats(buckets=(BucketStats("load", 1.0, is_closed=False, num_closings=0),))
     metrics.drafts.show(SpeculationStats(controller=decided))

@@ -24,8 +24,9 @@ from quire.metrics.draft_metrics import DraftMetrics
 from quire.metrics.gateway_metrics import GatewayMetrics
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
-from quire.metrics.live_totals import LiveTotals, value_of
+from quire.metrics.live_totals import PERF_TOTALS, LiveTotals, value_of
 from quire.metrics.offload_metrics import OffloadMetrics
+from quire.metrics.perf_metrics import PerfMetrics
 from quire.metrics.process_metrics import ProcessMetrics
 from quire.metrics.server_metrics import QUEUE_LIMITS, Merged, ServerMetrics, page
 from quire.utils.phases import Phases
@@ -46,6 +47,7 @@ class EngineMetrics:
     Attributes:
         registry: the engine's series.
         drafts: what drafts come to; None = nothing is drafted.
+        perf: what steps compute and move; None = it is not counted.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class EngineMetrics:
         self.drafts: DraftMetrics | None = None
         if config.num_draft_tokens:
             self.drafts = DraftMetrics(self._labels, config.num_draft_tokens, self.registry)
+        self.perf = PerfMetrics(self._labels, self.registry) if config.observability.enable_mfu_metrics else None
         self._offload = None if config.cache.offload_field is None else OffloadMetrics(self.registry)
         self._make_request_metrics()
         self._make_info(config)
@@ -97,6 +100,8 @@ class EngineMetrics:
                 self.drafts.record(step.drafts)
             if step.speculation is not None:
                 self.drafts.show(step.speculation)
+        if step.perf is not None and self.perf is not None:
+            self.perf.record(step.perf)
         if len(step.handles):
             self._generation_tokens.inc(len(step.handles))
 
@@ -185,6 +190,7 @@ class EngineMetrics:
             value_of([self._generation_tokens]), computed, ttft.num_values, value_of([self._preemptions]),
             value_of([self._prefix_queries]), value_of([self._prefix_hits]), *drafts,
             ttft=ttft, itl=self._inter_token.distribution(),
+            **({} if (perf := self.perf) is None else {name: getattr(perf, name) for name in PERF_TOTALS}),
         )  # fmt: skip
 
     @property

@@ -56,6 +56,9 @@ class Distribution:
         return lower
 
 
+PERF_TOTALS = ("flops", "moved_bytes", "possible_flops", "possible_bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class LiveTotals:
     """Counts since the start of the server; tokens unless said otherwise.
@@ -68,6 +71,7 @@ class LiveTotals:
         drafted, accepted: draft tokens.
         ttft: seconds to the first token of ended requests.
         itl: seconds between tokens.
+        flops, moved_bytes, possible_flops, possible_bytes: as `PerfMetrics`; 0 where these are not counted.
     """
 
     generated: float
@@ -80,6 +84,10 @@ class LiveTotals:
     accepted: float
     ttft: Distribution
     itl: Distribution
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    possible_flops: float = 0.0
+    possible_bytes: float = 0.0
 
     def since(self, before: LiveTotals) -> LiveTotals:
         """What came after `before`."""

@@ -174,6 +174,10 @@ class Worker:
         dtype_bytes = self._setup.kv_cache_dtype.itemsize
         return {name: stored_spec(name, spec, dtype_bytes) for name, spec in specs.items()}
 
+    def measure_limits(self) -> tuple[float, float] | None:
+        """Operations and bytes a second that this rank's device does at most; None = that cannot be measured here."""
+        return None if self._ops.measure_limits is None else self._ops.measure_limits()
+
     def memory_parts(self) -> dict[MemoryPart, int]:
         """What this process has asked memory for, in bytes; the KV cache, its swap space and captures at their most."""
         in_form = {} if self._drafter is None else {MemoryPart.DRAFTS: self._drafter.stored_tensors()}

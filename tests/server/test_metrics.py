@@ -116,6 +116,7 @@ def test_processes_of_engine_cores_are_shown_by_rank(replayed):
     assert abs(of("memory_bytes", part="other") + (1 << 20) - own) <= 0.2 * own
 
 
+PERF = ("vllm:estimated_", "quire:step_", "quire:limit_")
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "reference" / "server.md"
 
 
@@ -140,7 +141,7 @@ def documented() -> dict[str, tuple[str, set[str] | None]]:
 def test_the_page_and_the_reference_have_the_same_metrics(replayed):
     shown = {name: (kind, labels) for name, kind, labels in families(replayed[2])}
     # Those of a server of several models: tests/server/test_many_models.py; of drafts and of offloaded blocks: below
-    others = ("quire:model_", "quire:models_", "vllm:spec_decode_", "quire:spec_decode_", "quire:kv_offload_")
+    others = (*PERF, "quire:model_", "quire:models_", "vllm:spec_decode_", "quire:spec_decode_", "quire:kv_offload_")
     known = {name: of for name, of in documented().items() if not name.startswith(others)}
     assert len(known) > 30 and shown.keys() == known.keys()
     for name, (kind, labels) in known.items():

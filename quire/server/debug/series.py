@@ -42,6 +42,7 @@ class SeriesLog:
             stats.num_running, stats.num_waiting, stats.kv_cache_usage,
             new.ttft.quantile(0.5), new.ttft.quantile(0.95), new.itl.mean, new.itl.quantile(0.95),
             _share(new.prefix_hits, new.prefix_queries), _share(new.accepted, new.drafted), new.num_preemptions,
+            _share(new.flops, new.possible_flops), _share(new.moved_bytes, new.possible_bytes),
         )  # fmt: skip
         for name, value in zip(COLUMNS, point, strict=True):
             column = getattr(self._series, name)

@@ -31,6 +31,8 @@ class Series(msgspec.Struct):
     prefix_hit_rate: list[float | None] = []
     acceptance_rate: list[float | None] = []
     preemptions: list[float] = []
+    mfu: list[float | None] = []
+    mbu: list[float | None] = []
 
 
 class ModelLive(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from quire.distributed.pipeline import PipelineStage
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import SharedMemoryCommunicator
 from quire.distributed.shared_pages import SharedPages
+from quire.kernels.native.limits import measure_limits
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
 from quire.layers.native import NativeKernels
@@ -81,6 +82,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         packing_cache=_packing_cache(config, runtime),
         communicator=communicator,
         stage=stage,
+        measure_limits=partial(measure_limits, runtime, setup.dtype),
     )
 
 

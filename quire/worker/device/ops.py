@@ -8,6 +8,7 @@ A new device is one constructor in a file of its own and its entry in `registry.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +38,7 @@ class DeviceOps:
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
         communicator: to the other processes that compute the same layers.
         stage: the layers that this process has, and the way to the others; None = all.
+        measure_limits: operations and bytes a second at most, measured in half a second; None = it cannot be.
     """
 
     device: torch.device
@@ -49,6 +51,7 @@ class DeviceOps:
     packing_cache: PackingCache | None = None
     communicator: Communicator = field(default_factory=SingleCommunicator)
     stage: PipelineStage | None = None
+    measure_limits: Callable[[], tuple[float, float]] | None = None
 
     @property
     def all_ranks(self) -> Communicator:

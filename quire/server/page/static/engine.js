@@ -142,6 +142,7 @@ class EngineView {
       ["TTFT p50", seconds(last("ttft_p50"))], ["time between tokens", seconds(last("itl_mean"))],
       ["wait predicted", predicted === null ? "not measured" : seconds(predicted)],
       ["drafts accepted", model.speculation ? percent(last("acceptance_rate")) : "off"],
+      ...(last("mfu") === null ? [] : [["MFU / MBU", `${percent(last("mfu"))} / ${percent(last("mbu"))}`]]),
       ["restarts", String(model.restarts)], ["engine memory", bytes(engine.process.rss_bytes)],
     ]);
   }
