@@ -6,12 +6,13 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
     its process        core_proc, core_launcher, spare_process, core_link, heartbeat, hang_detector, supervisor,
                        core_client, process_watch, crash_reports
     several cores      data_parallel
+    several front ends  front_ends
     requests in        input_processor, parallel_sampling, beam_search, seeds, generation_defaults
     outputs            output_processor, request_state, detokenizer, stop_strings, logprobs, output_stream
     front ends         front_end, llm_engine, async_llm, protocol, snapshots
     built by           config_lookup, factory, front_factory, mp_factory, parts, named_plugins, vllm_environment,
                        shipped_drafters
-    figures and events  stat_logger, stat_loggers, offline_metrics, speculation_reports, kv_event_publisher,
+    figures and events  stat_logger, stat_loggers, step_logs, offline_metrics, speculation_reports, kv_event_publisher,
                        step_watch, step_meter
     behind the cache   kv_offload_factory, tier_factory
 """

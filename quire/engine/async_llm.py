@@ -28,14 +28,14 @@ from quire.engine.core_launcher import CoreProcess
 from quire.engine.data_parallel.replicas import Replicas
 from quire.engine.data_parallel.totals import TotalStats
 from quire.engine.front_end import FrontEnd, StepResult, Submission
+from quire.engine.front_ends.remote import RemoteEngine
 from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
 from quire.engine.snapshots import continued, take_snapshot
-from quire.engine.stat_logger import INTERVAL_S, StatLogger
-from quire.engine.stat_loggers import StatLoggers
-from quire.engine.supervisor import Supervisor
+from quire.engine.step_logs import StepLogs
+from quire.engine.supervisor import Listener, Supervisor
 from quire.errors import EngineDeadError, QuireError, UnsupportedError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.form_checker import FormChecker
@@ -55,8 +55,9 @@ class AsyncLLM(EngineClient):
 
     Args:
         parts: the front-end.
-        core: the process of an engine core that is ready.
-        launch: starts another such process.
+        core: the process of an engine core that is ready; or the cores that another process owns, for one of several
+            front ends.
+        launch: starts another such process; None = the owner does.
         others: processes of the cores of other replicas, ready.
         launch_replica: starts a process for a replica with a number; None = there is one core.
 
@@ -73,8 +74,8 @@ class AsyncLLM(EngineClient):
     def __init__(
         self,
         parts: FrontEndParts,
-        core: CoreProcess,
-        launch: Callable[[], CoreProcess],
+        core: CoreProcess | RemoteEngine,
+        launch: Callable[[], CoreProcess] | None = None,
         others: Sequence[CoreProcess] = (),
         launch_replica: Callable[[int], CoreProcess] | None = None,
     ) -> None:
@@ -84,25 +85,23 @@ class AsyncLLM(EngineClient):
         self.defaults = parts.defaults
         self.step_listeners: list[StepListener] = []
         self.last_stats = SchedulerStats()
-        self._front = FrontEnd(parts)
+        is_remote, has_replicas = isinstance(core, RemoteEngine), parts.config.parallel.data_parallel_size > 1
+        self._front = FrontEnd(parts, core.first_handle if isinstance(core, RemoteEngine) else 0)
         self._streams: dict[str, OutputStream] = {}
-        self._stat_loggers: dict[int, StatLogger] = {}
-        self._totals = None if launch_replica is None else TotalStats()
+        self._totals = TotalStats() if has_replicas else None
         self.core_start = core.start_phases
-        self._stat_timer: asyncio.TimerHandle | None = None
         self._dead: EngineDeadError | None = None
         # One at a time: each takes the interpreter from the loop, which shall keep its half.
         self._preparing = FairThread("prepare")
         self._forms = FormChecker(parts.config.structured_outputs)
         parts.input_processor.check_forms_with(self._forms.resolve)
-        self._plugin_loggers = StatLoggers(parts.config)
-        if parts.config.observability.stat_loggers:
-            self.step_listeners.append(self._plugin_loggers.record)
-        self._supervisor: Supervisor | Replicas
-        if launch_replica is None:
-            self._supervisor = Supervisor(core, launch, self, parts.config.supervision.max_restarts)
+        self._logs = None if is_remote else StepLogs(parts.config, names_replicas=has_replicas)
+        self._supervisor: Supervisor | Replicas | RemoteEngine
+        if isinstance(core, RemoteEngine):
+            core.listen(self)
+            self._supervisor = core
         else:
-            self._supervisor = Replicas(dict(enumerate((core, *others))), launch_replica, self, parts.config)
+            self._supervisor = supervise(self, parts.config, core, launch, others, launch_replica)
 
     @classmethod
     def from_config(cls, config: QuireConfig, *, logits_processors: Sequence[str | type] = ()) -> AsyncLLM:
@@ -283,14 +282,14 @@ class AsyncLLM(EngineClient):
     @property
     def data_parallel_size(self) -> int:
         """Replicas that serve, or will again."""
-        return len(self._supervisor.indexes) if isinstance(self._supervisor, Replicas) else 1
+        return 1 if isinstance(self._supervisor, Supervisor) else len(self._supervisor.indexes)
 
     @property
     def num_ready_replicas(self) -> int:
         """Those whose cores run now."""
-        if isinstance(self._supervisor, Replicas):
-            return self._supervisor.num_ready
-        return int(not self._supervisor.is_restarting)
+        if isinstance(self._supervisor, Supervisor):
+            return int(not self._supervisor.is_restarting)
+        return self._supervisor.num_ready
 
     async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
         """Add replicas, or remove the last ones, which finish what they run or leave it to others after a time.
@@ -329,7 +328,7 @@ class AsyncLLM(EngineClient):
         """As `EngineClient.live_states`."""
         self._require_alive()
         self._supervisor.attach()
-        if isinstance(self._supervisor, Replicas):
+        if not isinstance(self._supervisor, Supervisor):
             return await self._supervisor.live_states()
         state = await self._supervisor.call("live_state")
         return [state] if isinstance(state, EngineState) else []
@@ -337,7 +336,7 @@ class AsyncLLM(EngineClient):
     def core_processes(self) -> list[CoreProcesses]:
         """As `Observable`."""
         supervisor = self._supervisor
-        return supervisor.processes() if isinstance(supervisor, Replicas) else [supervisor.processes()]
+        return [supervisor.processes()] if isinstance(supervisor, Supervisor) else supervisor.processes()
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""
@@ -366,10 +365,8 @@ class AsyncLLM(EngineClient):
     def on_step(self, step: EngineCoreOutputs) -> None:
         """A step's outputs came."""
         self.last_stats = step.stats if self._totals is None else self._totals.note(step)
-        if not self.config.observability.disable_log_stats:
-            self._stat_logger(step.engine_index).record(step)
-            if self._stat_timer is None:
-                self._stat_timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._log_stats)
+        if self._logs is not None:
+            self._logs.record(step)
         for listener in self.step_listeners:
             listener(step)
         self._apply(self._front.process(step))
@@ -404,11 +401,11 @@ class AsyncLLM(EngineClient):
 
     # --- within ---
 
-    def _replicas(self) -> Replicas:
+    def _replicas(self) -> Replicas | RemoteEngine:
         """The replicas, of which there can be more or fewer."""
         self._require_alive()
         self._supervisor.attach()
-        if not isinstance(self._supervisor, Replicas):
+        if self._totals is None or isinstance(self._supervisor, Supervisor):
             raise UnsupportedError(
                 "this engine was started with one replica, and replicas cannot be added to it",
                 hint="start with data_parallel_size=2 or more", field="data_parallel_size",
@@ -417,7 +414,7 @@ class AsyncLLM(EngineClient):
 
     def _check_rank(self, rank: int) -> None:
         """Refuse a replica that is not there; raises `ValidationError`."""
-        if isinstance(self._supervisor, Replicas):
+        if self._totals is not None and not isinstance(self._supervisor, Supervisor):
             self._supervisor.check_rank(rank)
         elif rank != 0:
             raise ValidationError(
@@ -426,7 +423,7 @@ class AsyncLLM(EngineClient):
             )  # fmt: skip
 
     def _send(self, message: EngineCoreRequest, rank: int | None) -> None:
-        if rank is not None and isinstance(self._supervisor, Replicas):
+        if rank is not None and not isinstance(self._supervisor, Supervisor):
             self._supervisor.add_request(message, rank)
         else:
             self._supervisor.add_request(message)
@@ -435,25 +432,10 @@ class AsyncLLM(EngineClient):
         """End everything but the core."""
         if self._dead is None:
             self.on_dead(EngineDeadError("the engine was shut down", hint="make a new one"))
-        if self._stat_timer is not None:
-            self._stat_timer.cancel()
         self._preparing.close()
         self._forms.close()
-        self._plugin_loggers.close()
-
-    def _stat_logger(self, engine_index: int) -> StatLogger:
-        """That of a replica."""
-        found = self._stat_loggers.get(engine_index)
-        if found is None:
-            name = "" if self._totals is None else f"replica {engine_index}: "
-            found = self._stat_loggers[engine_index] = StatLogger(name=name)
-        return found
-
-    def _log_stats(self) -> None:
-        """Log what came since the last line; the next step starts the timer anew."""
-        self._stat_timer = None
-        for one in self._stat_loggers.values():
-            one.flush()
+        if self._logs is not None:
+            self._logs.close()
 
     def _apply(self, effects: StepResult) -> None:
         if effects.handles_to_abort:
@@ -498,3 +480,18 @@ class AsyncLLM(EngineClient):
     def _require_alive(self) -> None:
         if self._dead is not None:
             raise self._dead
+
+
+def supervise(
+    listener: Listener,
+    config: QuireConfig,
+    core: CoreProcess,
+    launch: Callable[[], CoreProcess] | None,
+    others: Sequence[CoreProcess],
+    launch_replica: Callable[[int], CoreProcess] | None,
+) -> Supervisor | Replicas:
+    """What keeps the cores of an engine running; arguments as `AsyncLLM`."""
+    if launch_replica is not None:
+        return Replicas(dict(enumerate((core, *others))), launch_replica, listener, config)
+    assert launch is not None, "there is one core, which is replaced when it dies"
+    return Supervisor(core, launch, listener, config.supervision.max_restarts)

@@ -327,7 +327,7 @@ class CoreProcess:
     def _sample(self) -> Sample:
         words = self._progress.words
         num_tokens, ns_per_token = int(words[HeartbeatField.STEP_TOKENS]), int(words[HeartbeatField.NS_PER_TOKEN])
-        state, cpu_s = _state_and_cpu_seconds(self.pid)
+        state, cpu_s = process_use(self.pid)
         phase = self._progress.phase
         is_unread = self.link.num_sent > int(words[HeartbeatField.NUM_RECEIVED])
         return Sample(
@@ -364,7 +364,7 @@ def _processor_name(processor: str | type) -> str:
     return f"{module}:{name}"
 
 
-def _state_and_cpu_seconds(pid: int | None) -> tuple[str, float | None]:
+def process_use(pid: int | None) -> tuple[str, float | None]:
     """A process's state as the kernel writes it (T = stopped, R = runs or waits for a CPU, D = waits for a disk) and
     the CPU time it has used; "" and None where the system does not say.
     """

@@ -42,6 +42,7 @@ from quire.core.wire import (
     UtilityResult,
 )
 from quire.engine.core import EngineCore
+from quire.engine.core_link import HELLO
 from quire.engine.heartbeat import Heartbeat, Phase
 from quire.engine.spare_process import PRELOAD
 from quire.errors import EngineDeadError, MessageError, QuireError
@@ -51,7 +52,6 @@ from quire.utils.garbage import collector_paused
 from quire.utils.last_words import keep_last_words
 from quire.utils.phases import PhaseTimer
 
-HELLO = b"hello"
 FILES_GONE_TIMEOUT_S = 30.0
 PRELOADED = ("quire.engine.core_factory", "quire.platforms.detect", "quire.executor.uniproc", "quire.worker.worker")
 """What a core imports before it knows its model."""

@@ -63,15 +63,20 @@ class StepResult:
 
 
 class FrontEnd:
-    """Everything between a user and the messages of an engine core. Does not send; says what to send."""
+    """Everything between a user and the messages of an engine core. Does not send; says what to send.
 
-    def __init__(self, parts: FrontEndParts) -> None:
+    Args:
+        parts: what it is made of.
+        first_handle: of its requests; others of the same cores are given other ones.
+    """
+
+    def __init__(self, parts: FrontEndParts, first_handle: int = 0) -> None:
         self.config = parts.config
         self._tokenizer = parts.tokenizer
         self._inputs = parts.input_processor
         keeps_draft_steps = self.config.observability.per_request_spec_decode_metrics == "detailed"
         self._outputs = OutputProcessor(keeps_draft_steps=keeps_draft_steps)
-        self._handles = itertools.count()
+        self._handles = itertools.count(first_handle)
 
     def __len__(self) -> int:
         """Requests whose final output is still to come."""

@@ -79,7 +79,7 @@ class EngineStart:
                 from quire.engine.front_factory import build_front_end  # late: the core starts meanwhile
 
                 if front is None:
-                    front = build_front_end(self.config, self.model_dir, _params_check(self.logits_processors))
+                    front = build_front_end(self.config, self.model_dir, params_check(self.logits_processors))
             with timer.phase("waiting for the engine core"):
                 num_blocks = min(core.wait_ready().num_blocks for core in (self.core, *self.others))
         except BaseException:
@@ -189,7 +189,7 @@ def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequenc
     )
 
 
-def _params_check(names: Sequence[str]) -> Callable[[SamplingParams], None] | None:
+def params_check(names: Sequence[str]) -> Callable[[SamplingParams], None] | None:
     """The check that custom logits processors make of each request's parameters."""
     if not names:
         return None
