@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,6 +28,7 @@ from quire.server.api.openai.usage_routes import UsageRoutes
 from quire.server.api.responses.errors import RESPONSES_ERRORS
 from quire.server.api.responses.kept import KeptResponses
 from quire.server.api.responses.kept_routes import KeptRoutes
+from quire.server.api.responses.store import StoreBackend
 from quire.server.chat.answered import RefusalRecord, Route, answered, refused
 from quire.server.chat.reading import BodyReader
 from quire.server.chat.running import cancelled
@@ -38,8 +40,10 @@ from quire.server.http.access import own_path
 from quire.server.http.errors import BAD_REQUEST, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from quire.server.http.key_watch import KeyWatch
 from quire.server.http.keys import ApiKeys, read_checked_keys
+from quire.server.http.limit_makers import OWN_LIMITS, LimitMakers
 from quire.server.http.middleware import AuthMiddleware, ErrorMiddleware, RequestLog
 from quire.server.http.origins import OriginRules
+from quire.server.http.peers import Peers
 from quire.server.model_routes import MODEL_PATHS, model_routes
 from quire.server.openapi import ApiDescription
 from quire.server.page.files import PageFiles
@@ -70,8 +74,11 @@ class Application(Starlette):
         await super().__call__(scope, receive, send)
 
 
-def make_app(engine: EngineClient, config: ServerConfig) -> Application:
+def make_app(engine: EngineClient, config: ServerConfig, share: FrontEndShare | None = None) -> Application:
     """The ASGI application of one engine; `app.state.server` is its `ServerState`.
+
+    Args:
+        share: what it has in common with other front ends on its port; None = there are none.
 
     Raises:
         ConfigError: the API keys cannot be read, or the file of responses cannot be used.
@@ -80,8 +87,11 @@ def make_app(engine: EngineClient, config: ServerConfig) -> Application:
     def read_keys() -> ApiKeys:
         return read_checked_keys(config, engine.config.scheduler.scheduling_policy)
 
-    state = make_state(engine, config, read_keys())
-    kept = KeptResponses(config.responses)
+    share = share or FrontEndShare()
+    state = make_state(engine, config, read_keys(), share.limits, share.peers)
+    kept = KeptResponses(config.responses, share.shelf)
+    if share.peers is not None:
+        kept.background.on_start = share.peers.claim
     life = ServerLife(state.parts, read_keys, state.bodies, engine.check_health, kept.close)
     routes = Routes(_application(life), state)
     of_model = model_routes(state, kept)
@@ -139,6 +149,21 @@ def make_pool_app(pool: ModelPool, policy: str) -> Application:
         routes.add("/server_info", own.server_info)
     routes.app.state.server = pool
     return routes.app
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndShare:
+    """What a front end has in common with others on its port; the defaults are those of one that is alone.
+
+    Attributes:
+        limits: makes what counts.
+        shelf: where responses are stored; None = as the settings say.
+        peers: the others.
+    """
+
+    limits: LimitMakers = OWN_LIMITS
+    shelf: StoreBackend | None = None
+    peers: Peers | None = None
 
 
 class ServerLife:
@@ -231,10 +256,15 @@ class Routes:
 
     def add_common(self, kept: KeptResponses, parts: ServerParts) -> None:
         """What is about responses that were made."""
-        responses = KeptRoutes(kept, parts.config)
-        self.add("/v1/responses/{response_id}", responses.retrieve)
-        self.add("/v1/responses/{response_id}", responses.delete, method="DELETE")
-        self.add("/v1/responses/{response_id}/cancel", responses.cancel, method="POST")
+        responses, peers = KeptRoutes(kept, parts.config), parts.peers
+
+        def made(route: Route) -> Route:
+            """The route, where its response is made."""
+            return route if peers is None else peers.where_made(route, kept.background.has)
+
+        self.add("/v1/responses/{response_id}", made(responses.retrieve))
+        self.add("/v1/responses/{response_id}", made(responses.delete), method="DELETE")
+        self.add("/v1/responses/{response_id}/cancel", made(responses.cancel), method="POST")
         self.add("/v1/responses/{response_id}/input_items", responses.input_items)
         self.add("/v1/usage", UsageRoutes(parts).usage)
         if not parts.config.http.disable_fastapi_docs:

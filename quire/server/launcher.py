@@ -23,9 +23,9 @@ from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient
 from quire.logger import get_logger
 from quire.server.app import Application, make_app
-from quire.server.http.connection import protocol_factory
+from quire.server.http.connection import StreamingProtocol, protocol_factory
 from quire.server.http.connection_limits import ConnectionWatch
-from quire.server.http.listening import cannot_listen, claim_socket_path
+from quire.server.http.listening import cannot_listen, claim_socket_path, url_of
 from quire.server.http.origins import is_loopback
 from quire.server.http.service_manager import ServiceManager
 from quire.server.http.tls import CertificateWatch, harden, named_errors, tls_options
@@ -171,11 +171,7 @@ class DrainingServer(uvicorn.Server):
 
     def address(self) -> str:
         """Where the server listens, as a URL or the path of its socket."""
-        name = self.servers[0].sockets[0].getsockname()
-        if isinstance(name, str):
-            return name
-        host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"{'https' if self.config.is_ssl else 'http'}://{host}:{name[1]}"
+        return url_of(self.servers[0].sockets[0].getsockname(), is_tls=self.config.is_ssl)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second: starts draining once it was asked for, ends when the engine is of no more use."""
@@ -256,6 +252,21 @@ def server_of(app: Application, config: ServerConfig) -> DrainingServer:
         ConfigError: TLS files cannot be read.
     """
     warn_of_open_address(config)
+    options = uvicorn_config(app, config, protocol_factory(config.limits))
+    return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
+
+
+def uvicorn_config(
+    app: Application, config: ServerConfig, protocol: Callable[..., StreamingProtocol]
+) -> uvicorn.Config:
+    """Uvicorn's settings, loaded.
+
+    Args:
+        protocol: makes a connection.
+
+    Raises:
+        ConfigError: as `server_of`.
+    """
     options = uvicorn.Config(
         app,
         host=config.http.host,
@@ -269,14 +280,14 @@ def server_of(app: Application, config: ServerConfig) -> DrainingServer:
         timeout_graceful_shutdown=int(FINAL_EVENTS_S),
         h11_max_incomplete_event_size=config.limits.max_header_bytes,
         ws="none",
-        http=protocol_factory(config.limits),  # type: ignore[arg-type]
+        http=protocol,  # type: ignore[arg-type]
         **tls_options(config.http),
     )
     with named_errors():
         options.load()
     if options.ssl is not None:
         harden(options.ssl)
-    return DrainingServer(options, app.state.server, config.http.shutdown_timeout)
+    return options
 
 
 def warn_of_open_address(config: ServerConfig) -> bool:

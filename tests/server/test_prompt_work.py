@@ -162,12 +162,12 @@ def test_many_prompts_leave_rows_to_requests_that_come_later():
             choices = answer.json()["choices"]
             assert [choice["index"] for choice in choices] == list(range(40))
             assert all(choice["finish_reason"] == "length" for choice in choices)
-        assert server.state.places._num_free == 7 and not server.state.running
+        assert server.state.places.num_free == 7 and not server.state.running
         engine.fails_after = 1
         failed = httpx.post(f"{server.url}/v1/completions", json=body)
         assert failed.status_code == 500
         server.wait_until(lambda: not engine.live)
-        assert server.state.places._num_free == 7 and server.state.admission.num_answers == 0
+        assert server.state.places.num_free == 7 and server.state.admission.num_answers == 0
 
 
 def test_places_are_given_in_turn_and_those_of_who_left_are_free():

@@ -31,6 +31,8 @@ from quire.server.http.body_budget import BodyBudget
 from quire.server.http.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.server.http.keep_alive import KeepAlive
 from quire.server.http.keys import ApiKeys
+from quire.server.http.limit_makers import OWN_LIMITS, LimitMakers
+from quire.server.http.peers import Peers
 from quire.server.http.places import Places
 from quire.server.http.prompt_workers import PromptWorkers
 from quire.server.http.recent_requests import RecentRequests
@@ -53,6 +55,8 @@ class ServerParts:
         keep_alive: writes to silent streams.
         accounts: of the tokens that tenants use.
         recent: the latest requests, for the page; None = it is off.
+        limits: makes what counts.
+        peers: the other front ends on this port; None = there are none.
         created: Unix time of the start.
     """
 
@@ -65,6 +69,8 @@ class ServerParts:
     keep_alive: KeepAlive
     accounts: TokenAccounts
     recent: RecentRequests | None = None
+    limits: LimitMakers = OWN_LIMITS
+    peers: Peers | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def close(self) -> None:
@@ -134,7 +140,7 @@ class ServerState:
     @property
     def num_answers(self) -> int:
         """Answers that were admitted and have not ended."""
-        return self.admission.num_answers
+        return self.admission.num_own_answers
 
     @property
     def num_running(self) -> int:
@@ -175,25 +181,35 @@ class ServerState:
         )
 
 
-def make_parts(config: ServerConfig, keys: ApiKeys) -> ServerParts:
-    """The parts of a server without a model, for the tenants of `keys`."""
-    tenants, metrics = Tenants(keys), ServerMetrics()
+def make_parts(
+    config: ServerConfig, keys: ApiKeys, limits: LimitMakers = OWN_LIMITS, peers: Peers | None = None
+) -> ServerParts:
+    """The parts of a server without a model, for the tenants of `keys`; `limits` and `peers` as the attributes."""
+    tenants, metrics = Tenants(keys, make=limits.tenant), ServerMetrics()
     return ServerParts(
         config=config,
         metrics=metrics,
         tenants=tenants,
         tracing=make_tracing(config.tracing.otlp_traces_endpoint, metrics.record_dropped_traces),
         workers=PromptWorkers(),
-        body_budget=BodyBudget(config.limits.max_bodies_bytes, lambda: tenants.has_several),
+        body_budget=limits.body_budget(config.limits.max_bodies_bytes, lambda: tenants.has_several),
         keep_alive=KeepAlive(config.api.sse_keep_alive_interval),
         accounts=make_accounts(config.usage, metrics),
         recent=None if config.http.disable_debug else RecentRequests(),
+        limits=limits,
+        peers=peers,
     )
 
 
-def make_state(engine: EngineClient, config: ServerConfig, keys: ApiKeys) -> ServerState:
-    """The parts of a server around `engine`, for the tenants of `keys`."""
-    return make_model_state(engine, make_parts(config, keys))
+def make_state(
+    engine: EngineClient,
+    config: ServerConfig,
+    keys: ApiKeys,
+    limits: LimitMakers = OWN_LIMITS,
+    peers: Peers | None = None,
+) -> ServerState:
+    """The parts of a server around `engine`; the rest as `make_parts`."""
+    return make_model_state(engine, make_parts(config, keys, limits, peers))
 
 
 def make_model_state(
@@ -218,12 +234,12 @@ def make_model_state(
         config=config,
         model_names=names,
         metrics=metrics,
-        admission=Admission(config.limits, max_num_seqs),
+        admission=parts.limits.admission(config.limits, max_num_seqs),
         tenants=parts.tenants,
         cache_view=CacheView(parts.tenants, config.api.isolate_tenants),
         shared_prefixes=read_shared_prefixes(config.api.shared_prefixes, engine, prompts),
         workers=parts.workers,
-        places=Places(max_num_seqs),
+        places=parts.limits.places(max_num_seqs),
         prompts=prompts,
         bodies=BodyReader(config, lambda: prompts.max_chars, parts.workers, parts.body_budget),
         parsing=Parsing(config.api, engine),
@@ -232,11 +248,12 @@ def make_model_state(
         processes=ProcessWatch(engine.core_processes) if isinstance(engine, Observable) else None,
         fingerprint=fingerprint(engine),
     )
-    if state.processes is not None:
+    if state.processes is not None and parts.peers is None:  # else the owner counts them, and the steps
         watch = state.processes
         metrics.show_processes(lambda: watch.usages)
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
-    engine.step_listeners.append(metrics.record_step)
+    if parts.peers is None:
+        engine.step_listeners.append(metrics.record_step)
     if num_replicas == 1:
         engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
     else:

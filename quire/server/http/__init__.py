@@ -4,6 +4,7 @@ connections   connection, connection_limits, strict_http, lingering, listening, 
 process       service_manager
 every request  middleware, request_scope, access, origins, errors, error_forms
 tenants       keys, key_watch, tenants, rate_limits
-load          admission, places, body_budget, prompt_workers, wait_estimate
+load          admission, places, body_budget, prompt_workers, wait_estimate, limit_makers
+several front ends  peers
 figures       timing_breakdown, tracing, recent_requests
 """

@@ -50,8 +50,7 @@ class Admission:
         self._stats = SchedulerStats()
         self._wait = WaitEstimate()
         self._tickets: dict[Ticket, None] = {}  # oldest first
-        self.num_answers = 0
-        self.num_tokens = 0
+        self._num_answers = self._num_tokens = 0
         self.is_draining = False
         self.on_idle: Callable[[], None] = lambda: None
 
@@ -63,6 +62,21 @@ class Admission:
     def note_answers(self, num_tokens: int, num_answers: int) -> None:
         """Answers have ended with so many new tokens together."""
         self._wait.note_answers(num_tokens, num_answers)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that were admitted and have not ended."""
+        return self._num_answers
+
+    @property
+    def num_own_answers(self) -> int:
+        """Those of this process."""
+        return self._num_answers
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of their prompts."""
+        return self._num_tokens
 
     @property
     def num_queued(self) -> int:
@@ -110,21 +124,17 @@ class Admission:
         if tenant is not None:
             tenant.enter(num_answers, num_tokens, charge)
         ticket = Ticket(num_answers, num_tokens, tenant, max_tokens)
-        self._tickets[ticket] = None
-        self.num_answers += num_answers
-        self.num_tokens += num_tokens
+        self._add(ticket)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """A request has ended; harmless when repeated."""
         if ticket not in self._tickets:
             return
-        del self._tickets[ticket]
-        self.num_answers -= ticket.num_answers
-        self.num_tokens -= ticket.num_tokens
+        self._remove(ticket)
         if ticket.tenant is not None:
             ticket.tenant.leave(ticket.num_answers)
-        if not self.num_answers:
+        if not self._num_answers:
             self.on_idle()
 
     def refuse_when_draining(self) -> None:
@@ -148,6 +158,20 @@ class Admission:
     def waits_s(self, waiting: Iterable[tuple[float, float, int | None]]) -> list[float | None]:
         """Seconds until its turn of each of these, (answers, prompt tokens, `max_tokens`) in the order of service."""
         return list(self._wait.waits_s(waiting))[:-1]
+
+    def _add(self, ticket: Ticket) -> None:
+        self._tickets[ticket] = None
+        self._num_answers += ticket.num_answers
+        self._num_tokens += ticket.num_tokens
+
+    def _remove(self, ticket: Ticket) -> None:
+        del self._tickets[ticket]
+        self._num_answers -= ticket.num_answers
+        self._num_tokens -= ticket.num_tokens
+
+    def _newest_first(self) -> Iterable[Ticket]:
+        """All that have not left."""
+        return reversed(self._tickets)
 
     @property
     def _num_places(self) -> int:
@@ -182,7 +206,7 @@ class Admission:
     def _queued(self) -> Iterator[tuple[Ticket, int]]:
         """The requests that wait, with how many answers of theirs do: the engine takes up the oldest first."""
         left = self.num_queued
-        for ticket in reversed(self._tickets):
+        for ticket in self._newest_first():
             if not left:
                 return
             count = min(left, ticket.num_answers)

@@ -94,18 +94,30 @@ class BodyBudget:
     def _has_room(self, lease: BodyLease, num_bytes: int) -> bool:
         is_small = lease.num_bytes + num_bytes <= SMALL_BYTES
         most = self._max_bytes if is_small else self._max_bytes - self._max_bytes // 8
-        return self.num_bytes + num_bytes <= most and not self._is_over_share(lease.tenant, num_bytes)
+        return self._held() + num_bytes <= most and not self._is_over_share(lease.tenant, num_bytes)
 
     def _is_over_share(self, tenant: str, num_bytes: int) -> bool:
-        return self._has_several() and self._by_tenant[tenant] + num_bytes > self._max_bytes // 2
+        return self._has_several() and self._held_by(tenant) + num_bytes > self._max_bytes // 2
 
-    def _give_up_stalled(self, newcomer: BodyLease) -> bool:
+    def _held(self) -> int:
+        return self.num_bytes
+
+    def _held_by(self, tenant: str) -> int:
+        return self._by_tenant[tenant]
+
+    def give_up_stalled(self) -> None:
+        """Give up the bodies of which nothing came for a while, for others that have no room."""
+        while self._give_up_stalled(None):
+            pass
+
+    def _give_up_stalled(self, newcomer: BodyLease | None) -> bool:
         """Give up the body of which nothing came for longest; False when there is none that would help."""
-        own_alone = self._is_over_share(newcomer.tenant, 1)
+        own_alone = newcomer is not None and self._is_over_share(newcomer.tenant, 1)
         for lease in self._arriving:
             if self._clock() - lease.seen_s < STALLED_S:
                 return False
-            if lease is not newcomer and lease.num_bytes and (lease.tenant == newcomer.tenant or not own_alone):
+            is_own = newcomer is not None and lease.tenant == newcomer.tenant
+            if lease is not newcomer and lease.num_bytes and (is_own or not own_alone):
                 self.give_back(lease)
                 lease.give_up()
                 return True

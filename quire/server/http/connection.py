@@ -90,12 +90,14 @@ class StreamingProtocol(LimitedConnection):
         super().connection_lost(exc)
 
 
-def protocol_factory(limits: LimitsConfig) -> Callable[..., StreamingProtocol]:
-    """What uvicorn calls for each connection."""
+def protocol_factory(
+    limits: LimitsConfig, kind: type[StreamingProtocol] = StreamingProtocol
+) -> Callable[..., StreamingProtocol]:
+    """What uvicorn calls for each connection, to make one of a kind."""
     most, refused = max_connections(limits), set[LimitedConnection]()
 
     def make(**arguments: Any) -> StreamingProtocol:
-        connection = StreamingProtocol(**arguments)
+        connection = kind(**arguments)
         connection.max_connections, connection.refused = most, refused
         return connection
 

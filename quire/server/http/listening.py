@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from quire.config.server import HttpConfig
 from quire.errors import ConfigError
@@ -50,6 +51,14 @@ def _bind(family: int, address: tuple[object, ...]) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def url_of(name: Any, *, is_tls: bool) -> str:
+    """The URL of a socket's own name, or its path."""
+    if isinstance(name, str):
+        return name
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{'https' if is_tls else 'http'}://{host}:{name[1]}"
 
 
 def cannot_listen(host: str, port: int, reason: str) -> ConfigError:

@@ -29,6 +29,7 @@ from quire.server.http.errors import (
     api_error_of,
 )
 from quire.server.http.origins import OriginRules
+from quire.server.http.peers import FORWARDED
 from quire.server.http.recent_requests import RecentRequests
 from quire.server.http.request_scope import RequestScope, begin, scope_of
 from quire.server.http.tenants import Tenants
@@ -105,7 +106,7 @@ class RequestLog:
         finally:
             self.num_running -= 1
             seconds = time.monotonic() - start
-            if self._metrics is not None:
+            if self._metrics is not None and not scope.get("state", {}).get(FORWARDED):
                 route = scope.get("route")
                 self._metrics.record(scope["method"], None if route is None else route.path, status, seconds)
             if self._recent is not None:

@@ -25,7 +25,7 @@ class Bucket:
     @property
     def remaining(self) -> int:
         """What may be taken now; 0 while debts are paid off."""
-        return max(0, self._refilled() // MINUTE_US)
+        return max(0, self._refilled()[0] // MINUTE_US)
 
     @property
     def full_after_s(self) -> float:
@@ -38,21 +38,30 @@ class Bucket:
 
     def take(self, amount: int) -> None:
         """Take `amount`, of which there may be too little: the rest is a debt."""
-        self._level = self._refilled() - amount * MINUTE_US
+        level, now = self._refilled()
+        self._write(level - amount * MINUTE_US, now)
 
     def resize(self, per_minute: int) -> None:
         """Change the size; what was taken stays taken, as far as it fits."""
-        self._level = min(self._refilled(), per_minute * MINUTE_US)
+        level, now = self._refilled()
+        self._write(min(level, per_minute * MINUTE_US), now)
         self.per_minute = per_minute
 
-    def _refilled(self) -> int:
+    def _refilled(self) -> tuple[int, int]:
+        """(level, time) of now."""
         now = self._now_us()
-        self._level = min(self.per_minute * MINUTE_US, self._level + (now - self._time_us) * self.per_minute)
-        self._time_us = now
-        return self._level
+        level, then = self._read()
+        return min(self.per_minute * MINUTE_US, level + (now - then) * self.per_minute), now
+
+    def _read(self) -> tuple[int, int]:
+        """The level that was written last, and when."""
+        return self._level, self._time_us
+
+    def _write(self, level: int, time_us: int) -> None:
+        self._level, self._time_us = level, time_us
 
     def _seconds_until(self, level: int) -> float:
-        missing = level - self._refilled()
+        missing = level - self._refilled()[0]
         return max(0, -(-missing // self.per_minute)) / 1e6
 
     def _now_us(self) -> int:

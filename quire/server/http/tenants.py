@@ -25,12 +25,7 @@ CONCURRENT_RETRY_S = 1
 
 
 class Tenant:
-    """One tenant, and what it uses.
-
-    Attributes:
-        num_requests: under way.
-        num_answers: the same in answers.
-    """
+    """One tenant, and what it uses."""
 
     def __init__(self, name: str, limits: TenantLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -38,9 +33,18 @@ class Tenant:
         self._clock = clock
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
-        self.num_requests = 0
-        self.num_answers = 0
+        self._num_requests = self._num_answers = 0
         self.set_limits(limits)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests under way."""
+        return self._num_requests
+
+    @property
+    def num_answers(self) -> int:
+        """The same in answers."""
+        return self._num_answers
 
     @property
     def share(self) -> TenantShare:
@@ -61,8 +65,8 @@ class Tenant:
         """Take other limits; what was used stays used."""
         self.limits = limits
         self._share = TenantShare(name=self.name, weight=limits.weight or 1.0, policy=limits.policy)
-        self._requests = self._bucket(self._requests, limits.requests_per_minute)
-        self._tokens = self._bucket(self._tokens, limits.tokens_per_minute)
+        self._requests = self._bucket(0, self._requests, limits.requests_per_minute)
+        self._tokens = self._bucket(1, self._tokens, limits.tokens_per_minute)
 
     def check(self, num_tokens: int, num_prompts: int = 1, charge: Charge | None = None) -> None:
         """Refuse a request that is more than the tenant may run now; nothing is charged.
@@ -132,8 +136,7 @@ class Tenant:
 
     def enter(self, num_answers: int, num_tokens: int, charge: Charge | None = None) -> None:
         """A request was admitted: charge it, or what is left to charge."""
-        self.num_requests += 1
-        self.num_answers += num_answers
+        self._count(1, num_answers)
         if charge is not None:
             charge.correct(num_tokens)
             return
@@ -148,8 +151,7 @@ class Tenant:
 
     def leave(self, num_answers: int) -> None:
         """A request has ended."""
-        self.num_requests -= 1
-        self.num_answers -= num_answers
+        self._count(-1, -num_answers)
 
     def max_tokens(self, asked: int | None, default: int | None) -> int | None:
         """`max_tokens` of a request.
@@ -194,16 +196,24 @@ class Tenant:
         """What an answer says of the limits."""
         return rate_headers(self._requests, self._tokens)
 
+    def _count(self, num_requests: int, num_answers: int) -> None:
+        self._num_requests += num_requests
+        self._num_answers += num_answers
+
     def _limited(self, kind: ErrorKind, reason: str, message: str, retry_after_s: float) -> ApiError:
         return ApiError(kind, message, retry_after_s=retry_after_s, reason=reason)
 
-    def _bucket(self, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
+    def _bucket(self, kind: int, bucket: Bucket | None, per_minute: int | None) -> Bucket | None:
         if per_minute is None:
             return None
         if bucket is None:
-            return Bucket(per_minute, self._clock)
+            return self._new_bucket(kind, per_minute)
         bucket.resize(per_minute)
         return bucket
+
+    def _new_bucket(self, kind: int, per_minute: int) -> Bucket:
+        """A full one, of requests (0) or of tokens (1)."""
+        return Bucket(per_minute, self._clock)
 
 
 class Charge:
@@ -226,18 +236,23 @@ class Charge:
         self.num_tokens = num_tokens
 
 
+MakeTenant = Callable[[str, TenantLimits, Callable[[], float]], Tenant]
+
+
 class Tenants:
     """All tenants of a server.
 
     Args:
         keys: as read.
         clock: seconds.
+        make: a tenant, from its name, its limits and the clock.
     """
 
-    def __init__(self, keys: ApiKeys, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, keys: ApiKeys, clock: Callable[[], float] = time.monotonic, make: MakeTenant = Tenant) -> None:
         self._clock = clock
+        self._make = make
         self._by_name: dict[str, Tenant] = {}
-        self.anonymous = Tenant(DEFAULT_TENANT, TenantLimits(operator=True), clock)
+        self.anonymous = make(DEFAULT_TENANT, TenantLimits(operator=True), clock)
         self.replace(keys)
 
     @property
@@ -274,7 +289,7 @@ class Tenants:
         for name, limits in keys.limits.items():
             tenant = self._by_name.get(name)
             if tenant is None:
-                tenant = Tenant(name, limits, self._clock)
+                tenant = self._make(name, limits, self._clock)
             else:
                 tenant.set_limits(limits)
             tenants[name] = tenant

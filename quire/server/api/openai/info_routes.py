@@ -150,7 +150,9 @@ class InfoRoutes(PlainRoutes):
                 "metrics cover the whole server; this API key lacks operator rights (operator: true in the key file)",
             )
         await self._state.look_at_processes()
-        return Response(self._state.metrics.render(), headers={"content-type": METRICS_TYPE})
+        metrics, peers = self._state.metrics, self._state.parts.peers
+        page = metrics.render() if peers is None else await peers.metrics_page(metrics.all_series())
+        return Response(page, headers={"content-type": METRICS_TYPE})
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, Warnings]:
         body: tuple[Any, Warnings] = await self._state.bodies.read_fields(request, fields)

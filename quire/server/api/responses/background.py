@@ -153,9 +153,14 @@ class Claim:
 
 
 class Background:
-    """The responses of one server that are made in the background."""
+    """The responses of one server that are made in the background.
+
+    Attributes:
+        on_start: called before one is started; None = nothing is.
+    """
 
     def __init__(self) -> None:
+        self.on_start: Callable[[Key], Awaitable[None]] | None = None
         self._claimed: set[Key] = set()
         self._live: dict[Key, LiveResponse] = {}
         self._ended = EndedLogs(MAX_ENDED_BYTES)
@@ -164,6 +169,10 @@ class Background:
     def get(self, key: Key) -> LiveResponse | None:
         """A response that runs; None = there is no such."""
         return self._live.get(key)
+
+    def has(self, key: Key) -> bool:
+        """Whether it runs here, or its events are kept here."""
+        return key in self._live or self._ended.get(key) is not None
 
     def log_of(self, key: Key) -> EventLog | None:
         """The events of a response; None = they are not known."""
@@ -189,6 +198,8 @@ class Background:
         Raises:
             ShelfError: it cannot be kept.
         """
+        if self.on_start is not None:
+            await self.on_start(live.key)
         await live.start()
         self._live[live.key] = live
         live.on_over = lambda: self._note_end(live)

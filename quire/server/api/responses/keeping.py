@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.config.server import ResponsesConfig
 from quire.server.api.responses.sqlite_backend import SqliteBackend, check_path
-from quire.server.api.responses.store import MemoryShelf, ResponseStore, ShelfLimits
+from quire.server.api.responses.store import MemoryShelf, ResponseStore, ShelfLimits, StoreBackend
 
 MEMORY, NONE = "memory", "none"
 
@@ -15,11 +15,17 @@ def open_store(config: ResponsesConfig) -> ResponseStore | None:
     Raises:
         ConfigError: the file cannot be used.
     """
+    shelf = open_shelf(config)
+    return None if shelf is None else ResponseStore(shelf)
+
+
+def open_shelf(config: ResponsesConfig) -> StoreBackend | None:
+    """What is below such a store; as `open_store`."""
     if config.response_store == NONE:
         return None
     if config.response_store == MEMORY:
-        return ResponseStore(MemoryShelf(_limits(config)))
-    return ResponseStore(SqliteBackend(config.response_store, _limits(config)))
+        return MemoryShelf(_limits(config))
+    return SqliteBackend(config.response_store, _limits(config))
 
 
 def check_store(config: ResponsesConfig) -> None:

@@ -15,7 +15,7 @@ from quire.server.api.responses.background import Background
 from quire.server.api.responses.envelope import CUT_OFF, ENDED, FAILED, NOT_KEPT, with_status
 from quire.server.api.responses.history import Turn
 from quire.server.api.responses.keeping import open_store
-from quire.server.api.responses.store import Key, ShelfError, StoredResponse
+from quire.server.api.responses.store import Key, ResponseStore, ShelfError, StoreBackend, StoredResponse
 from quire.server.http.errors import NOT_FOUND, STORE_FAILED, ApiError
 from quire.utils.checks import shown
 
@@ -30,6 +30,7 @@ class KeptResponses:
 
     Args:
         config: where they are kept.
+        shelf: kept there instead; None = as the settings say.
 
     Attributes:
         store: None = nowhere.
@@ -39,8 +40,8 @@ class KeptResponses:
         ConfigError: the file of the store cannot be used.
     """
 
-    def __init__(self, config: ResponsesConfig) -> None:
-        self.store = open_store(config)
+    def __init__(self, config: ResponsesConfig, shelf: StoreBackend | None = None) -> None:
+        self.store = open_store(config) if shelf is None else ResponseStore(shelf)
         self.background = Background()
 
     async def close(self) -> None:

@@ -1,0 +1,34 @@
+"""Peers: what a server asks of the other front ends on its port. Implemented by `server.front_ends`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.http.recent_requests import RequestTimeline
+
+FORWARDED = "is_forwarded"
+"""In the state of a request's scope: another front end has sent it here, and counts it."""
+
+Route = Callable[[Request], Awaitable[Response]]
+ResponseKey = tuple[str, str]
+
+
+class Peers(Protocol):
+    """The other front ends of a server."""
+
+    async def metrics_page(self, own: Collector) -> bytes:
+        """What all front ends and the owner have counted; `own` is this one's part."""
+
+    async def requests(self) -> list[RequestTimeline]:
+        """The latest requests of the others."""
+
+    async def claim(self, key: ResponseKey) -> None:
+        """A response, by tenant and id, is made here in the background from now on."""
+
+    def where_made(self, route: Route, is_here: Callable[[ResponseKey], bool]) -> Route:
+        """`route`, a request to which is about the response of its path, answered where that is made."""
