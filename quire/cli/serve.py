@@ -117,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     engine, server = settings_from_args(args)
     if server.headless.headless:
         return _run_headless(args, build_config(**engine), server)
+    if server.http.api_server_count > 1:
+        return _run_front_ends(args, PhaseTimer("python and imports"))
     return serve_until_signal(start_from_args(args, PhaseTimer("python and imports")))
 
 
@@ -129,6 +131,28 @@ def _run_headless(args: argparse.Namespace, config: QuireConfig, server: ServerC
 
     envs.prefer_sleeping_threads()
     return serve(config, server.headless.front_end)
+
+
+def _run_front_ends(args: argparse.Namespace, timer: PhaseTimer) -> int:
+    """Serve with several front-end processes, of which this one is the owner; returns the exit status."""
+    with timer.phase("settings"):
+        engine, server = settings_from_args(args)
+        if args.models is not None:
+            raise ConfigError(
+                "api_server_count needs one model: the models of --models are switched by one process",
+                hint="leave out --api-server-count, or --models", field="api_server_count",
+            )  # fmt: skip
+        config = build_config(**engine)
+        configure_logging(config.observability.log_level, config.observability.log_format)
+    with timer.phase("checks"):
+        from quire.server.checks import check_files
+        from quire.server.http.listening import claim_address
+
+        check_files(server, config.scheduler.scheduling_policy)
+        sockets = claim_address(server.http)
+    from quire.server.front_ends.run import serve_front_ends  # late, as the rest of the framework
+
+    return serve_front_ends(config, server, sockets, timer)
 
 
 def serve_until_signal(started: StartedServer) -> int:

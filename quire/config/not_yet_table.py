@@ -127,7 +127,7 @@ MISSING: tuple[Missing, ...] = (
             "cp_kv_cache_interleave_size": (None, 1), "enable_hc_sp": _OFF, "enable_elastic_ep": _OFF,
             "elastic_ep_max_dp_size": _NONE, "enable_scale_out": _OFF, "enable_fault_tolerance": _OFF,
             "fault_tolerance_config": _EMPTY, "nnodes": (None, 1), "node_rank": (None, 0), "master_addr": _NONE,
-            "master_port": _NONE, "api_server_count": (None, 1), "renderer_num_workers": (None, 1),
+            "master_port": _NONE, "renderer_num_workers": (None, 1),
             "worker_cls": _AUTO, "worker_extension_cls": _TEXT, "ray_workers_use_nsight": _OFF, "device_ids": _NONE,
             "weight_transfer_config": _EMPTY,
         },

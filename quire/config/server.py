@@ -21,6 +21,13 @@ class HttpConfig:
     uds: str | None = setting(
         None, "Path of a Unix socket to listen on, instead of host and port; only this user can connect to it."
     )
+    api_server_count: int = setting(
+        1,
+        "Front-end processes: each serves a part of the connections of one address, with the limits of tenants and "
+        "server counted together. One process is enough for some 10,000 streamed tokens per second.",
+        minimum=1,
+        maximum=64,
+    )
     root_path: str = setting("", "Path prefix added by a reverse proxy.")
     ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).")
     ssl_certfile: str | None = setting(None, "TLS: file of the certificate chain (PEM); turns TLS on.")

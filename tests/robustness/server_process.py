@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 120.0
+FRONT_END = "quire.server.front_ends.process"
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+); ready in")
 
 
@@ -120,6 +121,23 @@ def children_of(pid: int) -> list[int]:
         except OSError:  # the thread has ended
             continue
     return sorted(found)
+
+
+def front_ends_of(pid: int) -> list[int]:
+    """Those of a process's children that are front ends."""
+    return [one for one in children_of(pid) if FRONT_END in _command_of(one)]
+
+
+def cores_of(pid: int) -> list[int]:
+    """Those of a process's children that are not."""
+    return [one for one in children_of(pid) if FRONT_END not in _command_of(one)]
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
 
 
 def num_open_files(pid: int) -> int:

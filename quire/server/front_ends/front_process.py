@@ -1,0 +1,233 @@
+"""FrontEndProcess: one front end, to the owner: started, watched, ended. Owns the child, its link and its connections.
+
+A thread of its own starts the child and stays until the child has ended, as for an engine core. A front end whose event
+loop stands still, or that holds the ledger's lock while it is stopped, is killed: the others wait for that lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.config import QuireConfig
+from quire.config.server import ServerConfig
+from quire.engine.core_launcher import process_use
+from quire.engine.core_link import BoundLink
+from quire.engine.front_ends.messages import ToOwner
+from quire.engine.hang_detector import HangDetector, Sample
+from quire.logger import get_logger
+from quire.server.front_ends.ledger import Ledger, SlotWord
+from quire.server.front_ends.setup import CoresReady, FrontEndSetup, block_of
+from quire.utils.children import Child, describe_exit, start_module
+
+MODULE = "quire.server.front_ends.process"
+POLL_S = 0.25
+HELLO_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 5.0
+"""For which a process may hold the ledger's lock, which takes microseconds."""
+
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndPlan:
+    """What all front ends of a server are started with; attributes as `FrontEndSetup`."""
+
+    config: QuireConfig
+    server: ServerConfig
+    logits_processors: list[str]
+    directory: Path
+    ledger: Ledger
+
+
+class FrontEndProcess:
+    """A child process with a front end.
+
+    Args:
+        plan: what it has in common with the others.
+        slot: its place among them.
+        serial: its own number.
+        on_exit: called in another thread, with it and how it ended, once the child has ended.
+
+    Attributes:
+        link: to the child.
+        is_ready: it takes connections.
+        ready_s: since when, on the event loop's clock.
+        num_given: connections that it was given.
+        is_ended: it has ended, or is about to.
+        is_noted: the owner has drawn the consequences.
+    """
+
+    def __init__(
+        self, plan: FrontEndPlan, slot: int, serial: int, on_exit: Callable[[FrontEndProcess, str], None]
+    ) -> None:
+        self.slot, self.serial = slot, serial
+        self.link: BoundLink[ToOwner] = BoundLink(ToOwner, "front end")
+        self.is_ready = False
+        self.ready_s = 0.0
+        self.num_given = 0
+        self._plan = plan
+        self._on_exit = on_exit
+        self._own_end, self._child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._own_end.setblocking(False)
+        self._child_end_fd = self._child_end.fileno()  # the same in the child
+        self._child: Child | None = None
+        self.is_ended = self.is_noted = False
+        self._hang: str | None = None
+        self._begin: bytes | None = None
+        self._connected = threading.Event()
+        self._may_begin = threading.Event()
+        self._detector = HangDetector(plan.config.supervision.hang_timeout_s)
+        self._lock_held: tuple[int, float] | None = None
+        self._thread = threading.Thread(target=self._keep, name=f"front end {slot}", daemon=True)
+
+    def start(self) -> None:
+        """Start the child, which prepares itself; returns at once."""
+        self._thread.start()
+
+    def wait_connected(self) -> None:
+        """Wait until the child has connected to the link, which is this thread's from then on; or has ended."""
+        self._connected.wait()
+
+    def begin(self, ready: CoresReady) -> None:
+        """The cores are ready: the front end may serve."""
+        self._begin = block_of(ready)
+        self._may_begin.set()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def num_connections(self) -> int:
+        """That it was given and that are open."""
+        return self.num_given - self._plan.ledger.of_slot(SlotWord.NUM_CLOSED, self.slot)
+
+    def give(self, connection: socket.socket, *, is_over: bool) -> bool:
+        """Hand over a connection, one beyond the limit with `is_over`; False = it takes none now."""
+        try:
+            socket.send_fds(self._own_end, [b"x" if is_over else b"c"], [connection.fileno()])
+        except OSError:  # it has ended, or so many wait that it does not get to take them
+            return False
+        self.num_given += 1
+        return True
+
+    def kill(self) -> None:
+        """End the child now, whatever it does."""
+        self.is_ended = True
+        self._may_begin.set()
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+
+    def close(self) -> None:
+        """After the child's end: give everything back. Harmless when repeated."""
+        self.kill()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self.link.close()
+        self._own_end.close()
+
+    # --- the child's thread ---
+
+    def _keep(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: a Ctrl-C is for this process
+        try:
+            self._child = self._spawn()
+        except OSError as error:
+            self._connected.set()
+            self._on_exit(self, f"cannot be started: {error}")
+            return
+        finally:
+            self._child_end.close()
+        if self.is_ended:
+            self._child.kill()
+        self._send_setup()
+        code = self._watch()
+        self.is_ended = True
+        self._connected.set()
+        self._on_exit(self, self._hang or describe_exit(code))
+
+    def _spawn(self) -> Child:
+        environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+        fds = (self._child_end.fileno(), self._plan.ledger.fd)
+        return start_module(
+            MODULE, stdin=subprocess.PIPE, pass_fds=fds, env=environment,
+            uses_current_directory=bool(self._plan.logits_processors),
+        )  # fmt: skip
+
+    def _send_setup(self) -> None:
+        plan = self._plan
+        self._write(
+            block_of(
+                FrontEndSetup(
+                    config=plan.config, server=plan.server, logits_processors=plan.logits_processors, slot=self.slot,
+                    serial=self.serial, input_address=self.link.input_address, output_address=self.link.output_address,
+                    directory=str(plan.directory), connections_fd=self._child_end_fd, ledger_fd=plan.ledger.fd,
+                    parent_pid=os.getpid(),
+                )
+            )
+        )  # fmt: skip
+        assert self._child is not None
+        deadline = time.monotonic() + HELLO_TIMEOUT_S
+        while not self.link.wait_for_hello(POLL_S):
+            if self._child.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                return
+        self.link.unlink()
+        self._connected.set()
+        while not self._may_begin.wait(POLL_S):
+            if self._child.poll() is not None:
+                return
+        self._write(self._begin or b"")
+
+    def _write(self, block: bytes) -> None:
+        assert self._child is not None and self._child.stdin is not None
+        with contextlib.suppress(OSError):  # it died at once: its exit code says so
+            self._child.stdin.write(block)
+            self._child.stdin.flush()
+
+    def _watch(self) -> int:
+        """Wait for the child's end; its exit code."""
+        assert self._child is not None
+        last = time.monotonic()
+        while True:
+            try:
+                return self._child.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                self._look(now, now - last)
+                last = now
+
+    def _look(self, now: float, elapsed_s: float) -> None:
+        """Kill a child that stands still."""
+        holder = self._plan.ledger.lock.holder()
+        if holder is not None:  # a process that does not advance now may wait for it
+            since = self._lock_held[1] if self._lock_held is not None and self._lock_held[0] == holder else now
+            self._lock_held = holder, since
+            if holder == self.pid and now - since >= LOCK_TIMEOUT_S:
+                self._end(f"hang: it has held the lock of all front ends for {now - since:.1f} s")
+            return
+        self._lock_held = None
+        state, cpu_s = process_use(self.pid)
+        sample = Sample(
+            progress=(self._plan.ledger.of_slot(SlotWord.NUM_TICKS, self.slot),), should_advance=self.is_ready,
+            cpu_s=cpu_s, is_stopped=state == "T", is_waiting=state in ("D", "R"),
+        )  # fmt: skip
+        hang = self._detector.observe(sample, elapsed_s)
+        if hang is not None:
+            self._end(f"hang: {hang}")
+
+    def _end(self, reason: str) -> None:
+        if self._hang is None and self._child is not None:
+            self._hang = reason
+            logger.error("killing front end %d (process %s): %s", self.slot, self.pid, reason)
+            self._child.kill()

@@ -1,0 +1,54 @@
+"""What a front-end process is given to start with, on its standard input: two blocks. Values only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config import QuireConfig
+from quire.config.server import ServerConfig
+
+
+class FrontEndSetup(msgspec.Struct, frozen=True):
+    """The first block.
+
+    Attributes:
+        config: resolved.
+        logits_processors: "module:Class" each.
+        slot: its place among the front ends.
+        serial: the number of this process, never used again.
+        input_address, output_address: of the link to the owner.
+        directory: of the front ends' sockets.
+        connections_fd: where connections come.
+        ledger_fd: of the ledger's file.
+        parent_pid: the owner.
+    """
+
+    config: QuireConfig
+    server: ServerConfig
+    logits_processors: list[str]
+    slot: int
+    serial: int
+    input_address: str
+    output_address: str
+    directory: str
+    connections_fd: int
+    ledger_fd: int
+    parent_pid: int
+
+
+class CoresReady(msgspec.Struct, frozen=True):
+    """The second block, once the engine cores are ready.
+
+    Attributes:
+        num_blocks: of the KV cache of one core.
+        start_phases: of the first core's start.
+    """
+
+    num_blocks: int
+    start_phases: list[tuple[str, float]] = []
+
+
+def block_of(message: FrontEndSetup | CoresReady) -> bytes:
+    """A message as `utils.child_life.read_block` reads it."""
+    data = msgspec.msgpack.encode(message)
+    return len(data).to_bytes(8, "little") + data

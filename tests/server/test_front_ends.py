@@ -1,0 +1,116 @@
+"""Two front-end processes on one port: limits as of one, responses found from both, one killed under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.robustness.http_streams import Exchange, ask
+from tests.robustness.server_process import ServerProcess, front_ends_of, wait_until
+
+RED, BLUE, OPS = "red-key-123456", "blue-key-123456", "ops-key-123456"
+KEYS = f"""
+tenants:
+  red: {{keys: [{RED}], requests_per_minute: 7}}
+  blue: {{keys: [{BLUE}], max_concurrent: 4}}
+  ops: {{keys: [{OPS}], operator: true}}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    with ServerProcess("--api-server-count", "2", "--api-key-file", str(keys), "--max-model-len", "512") as running:
+        yield running
+        running.stop()
+        assert not running.leftovers
+
+
+def stream(seed: int, max_tokens: int = 400) -> dict[str, Any]:
+    return {"model": "leaf", "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True,
+            "seed": seed}  # fmt: skip
+
+
+async def metric(server: ServerProcess, start: str) -> float:
+    page = (await ask(server.port, "/metrics", key=OPS)).body.decode()
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(start))
+
+
+def test_both_serve_the_same_bytes_and_each_counts_for_all(server):
+    async def run() -> None:
+        before = await metric(server, "vllm:generation_tokens_total")
+        answers = await asyncio.gather(*(ask(server.port, "/v1/completions", stream(1, 32), key=OPS) for _ in range(4)))
+        texts = {"".join(json.loads(event)["choices"][0]["text"] for event in one.events[:-1]) for one in answers}
+        assert len(texts) == 1 and all(one.is_whole for one in answers)
+        for _ in range(4):
+            assert await metric(server, "vllm:generation_tokens_total") == before + 4 * 32
+            assert await metric(server, 'vllm:request_success_total{engine="0",finished_reason="length"') >= 4
+        assert (await ask(server.port, "/health")).status == 200
+        assert (await ask(server.port, "/reset_prefix_cache", {}, key=OPS)).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_limit_holds_for_both_together(server):
+    async def run() -> list[int]:
+        body = {"model": "leaf", "prompt": "Once", "max_tokens": 2}
+        answers = await asyncio.gather(*(ask(server.port, "/v1/completions", body, key=RED) for _ in range(24)))
+        return [one.status for one in answers]
+
+    statuses = asyncio.run(run())
+    assert statuses.count(200) == 7 and statuses.count(429) == 17
+
+
+def test_a_response_is_found_from_both_while_it_is_made_and_after(server):
+    async def run() -> None:
+        body = {"model": "leaf", "input": "Once", "max_output_tokens": 150, "background": True, "stream": True}
+        made = Exchange()
+        making = asyncio.create_task(ask(server.port, "/v1/responses", body, made, key=OPS))
+        while (found := re.search(rb'"(resp_[^"]+)"', made.body)) is None:
+            await asyncio.sleep(0.005)
+        name = found[1].decode()
+        streams = [ask(server.port, f"/v1/responses/{name}?stream=true", key=OPS) for _ in range(4)]
+        for one in await asyncio.gather(*streams):
+            assert one.body == (await making).body and one.is_complete
+        looks = await asyncio.gather(*(ask(server.port, f"/v1/responses/{name}", key=OPS) for _ in range(4)))
+        assert {json.loads(one.body)["status"] for one in looks} <= {"completed", "incomplete"}
+        assert len({one.body for one in looks}) == 1
+        follow = {"model": "leaf", "input": "And", "max_output_tokens": 4, "previous_response_id": name}
+        turns = await asyncio.gather(*(ask(server.port, "/v1/responses", follow, key=OPS) for _ in range(2)))
+        assert [one.status for one in turns] == [200, 200]
+        assert (await ask(server.port, f"/v1/responses/{name}", key=BLUE)).status == 404
+
+    asyncio.run(run())
+
+
+def test_one_that_is_killed_breaks_its_own_connections_alone_and_leaves_nothing_behind(server):
+    async def run() -> None:
+        before = front_ends_of(server.pid)
+        exchanges = [Exchange() for _ in range(4)]
+        asked = [
+            asyncio.create_task(ask(server.port, "/v1/completions", stream(seed), one, key=BLUE))
+            for seed, one in enumerate(exchanges)
+        ]
+        while not all(one.pieces for one in exchanges):
+            await asyncio.sleep(0.005)
+        assert (await ask(server.port, "/v1/completions", stream(9), key=BLUE)).status == 429
+        os.kill(before[0], signal.SIGKILL)
+        await asyncio.gather(*asked)
+        assert [one.is_whole for one in exchanges].count(True) == 2, "two streams of each"
+        answers = await asyncio.gather(
+            *(ask(server.port, "/v1/completions", stream(seed, 16), key=BLUE) for seed in range(4))
+        )
+        assert all(one.is_whole for one in answers), "none of the four places is lost"
+
+    asyncio.run(run())
+    wait_until(lambda: "serves again" in server.log, "the front end is replaced")
+    assert len(front_ends_of(server.pid)) == 2
