@@ -195,6 +195,38 @@ void gather_rows(Pool& pool, const GatherRowsArgs& args) {
   }
 }
 
+const char* find_fault(const GatherGroupsArgs& args) {
+  if (args.starts[0] != 0 || args.starts[args.num_groups] != args.num_rows) {
+    return "starts do not reach from 0 to the last row";
+  }
+  for (int64_t group = 0; group < args.num_groups; ++group) {
+    if (args.starts[group + 1] < args.starts[group]) return "starts fall";
+  }
+  return nullptr;
+}
+
+void gather_groups(Pool& pool, const GatherGroupsArgs& args) {
+  const Busy busy(args.communicator);
+  Communicator& group = *args.communicator;
+  const int64_t bytes = args.row_bytes, most = group.capacity() / bytes;
+  const int64_t first = args.starts[args.firsts[group.rank()]], end = args.starts[args.firsts[group.rank() + 1]];
+  for (int64_t begin = 0; begin < args.num_rows; begin += most) {
+    const int64_t stop = min_i64(begin + most, args.num_rows);
+    const int64_t own_begin = min_i64(max_i64(first, begin), stop), own_end = max_i64(min_i64(end, stop), own_begin);
+    char* buffer = group.begin("a gather of experts' rows");
+    char* rows = args.rows + begin * bytes;
+    group.wait_for_readers();
+    const int64_t offset = (own_begin - begin) * bytes;
+    copy_rows(pool, buffer + offset, bytes, rows + offset, bytes, own_end - own_begin, bytes, true);
+    group.wrote(offset, bytes, own_end - own_begin, bytes);
+    group.arrive();
+    group.wait_for_all();
+    copy_rows(pool, rows, bytes, buffer, bytes, own_begin - begin, bytes, false);
+    const int64_t behind = (own_end - begin) * bytes;
+    copy_rows(pool, rows + behind, bytes, buffer + behind, bytes, stop - own_end, bytes, false);
+  }
+}
+
 void local_ids(Pool&, const LocalIdsArgs& args) {
   for (int64_t i = 0; i < args.num_ids; ++i) {
     const int64_t id = args.ids[i] - args.first;

@@ -14,7 +14,7 @@ template <class Linear>
 const char* find_group_fault(const Grouped<Linear>& grouped) {
   const int64_t num_rows = grouped.linear.num_rows;
   const int32_t *starts = grouped.starts, *x_rows = grouped.linear.x_rows;
-  if (starts[0] != 0 || starts[grouped.num_groups] != num_rows) return "starts do not reach from 0 to the last row";
+  if (starts[0] < 0 || starts[grouped.num_groups] > num_rows) return "starts lie outside the rows";
   for (int64_t group = 0; group < grouped.num_groups; ++group) {
     if (starts[group + 1] < starts[group]) return "starts fall";
   }
@@ -36,6 +36,33 @@ const char* find_place_fault(const int32_t* places, int64_t num_rows) {
 
 const char* find_fault(const Grouped<LinearArgs>& args) { return find_group_fault(args); }
 const char* find_fault(const Grouped<QuantLinearArgs>& args) { return find_group_fault(args); }
+
+const char* find_fault(const ArrangeArgs& args) {
+  for (int64_t i = 0; i < args.num_tokens * args.num_chosen; ++i) {
+    if (args.expert_ids[i] < 0 || args.expert_ids[i] >= args.num_experts) return "expert_ids names one that is not there";
+  }
+  for (int64_t expert = 0; expert < args.num_experts; ++expert) {
+    if (args.slots[expert] < 0 || args.slots[expert] >= args.num_experts) return "slots names one that is not there";
+  }
+  return nullptr;
+}
+
+void arrange(Pool&, const ArrangeArgs& args) {
+  const int64_t num_rows = args.num_tokens * args.num_chosen;
+  for (int64_t slot = 0; slot <= args.num_experts; ++slot) args.starts[slot] = 0;
+  for (int64_t i = 0; i < num_rows; ++i) ++args.starts[args.slots[args.expert_ids[i]]];
+  int32_t end = 0;
+  for (int64_t slot = 0; slot <= args.num_experts; ++slot) {
+    end += args.starts[slot];
+    args.starts[slot] = end;
+  }
+  // Backwards, so that every start ends where its slot begins.
+  for (int64_t i = num_rows - 1; i >= 0; --i) {
+    const int32_t row = --args.starts[args.slots[args.expert_ids[i]]];
+    args.rows[row] = static_cast<int32_t>(i / args.num_chosen);
+    args.places[i] = row;
+  }
+}
 
 const char* find_fault(const CombineArgs& args) {
   return find_place_fault(args.places, args.num_tokens * args.num_chosen);

@@ -90,6 +90,18 @@ void bind_communicator(nb::module_& m) {
                                        at<char>(own),            at<char>(out),    num_rows, row_bytes};
              run_noted(gather_rows, pool, args);
            })
+      .def("gather_groups",
+           [](Communicator& self, Pool& pool, uintptr_t rows, uintptr_t starts, const std::vector<int32_t>& firsts,
+              int64_t num_rows, int64_t row_bytes) {
+             if (static_cast<int>(firsts.size()) != self.size() + 1) throw nb::value_error("one part for each rank");
+             if (firsts.front() != 0 || !std::is_sorted(firsts.begin(), firsts.end())) throw nb::value_error("firsts");
+             GatherGroupsArgs args{};
+             args.communicator = checked(self, row_bytes);
+             args.rows = at<char>(rows), args.starts = at<int32_t>(starts);
+             args.num_groups = firsts.back(), args.num_rows = num_rows, args.row_bytes = row_bytes;
+             std::copy(firsts.begin(), firsts.end(), args.firsts);
+             return run_noted(gather_groups, pool, args);
+           })
       .def("reduce",
            [](Communicator& self, Pool& pool, uintptr_t data, int64_t num_elements, int dtype, bool is_scattered) {
              const ReduceArgs args{&self, at<void>(data), num_elements, static_cast<DType>(dtype), is_scattered};

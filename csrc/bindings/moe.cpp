@@ -81,6 +81,12 @@ void bind_moe(nb::module_& m) {
                          at<float>(expert_scales)};
     run_noted(tier_at(tier).moe->route, pool, args);
   });
+  m.def("arrange_rows", [](Pool& pool, uintptr_t expert_ids, uintptr_t slots, uintptr_t starts, uintptr_t rows,
+                           uintptr_t places, int64_t num_tokens, int64_t num_experts, int64_t num_chosen) {
+    const ArrangeArgs args{at<int32_t>(expert_ids), at<int32_t>(slots),  at<int32_t>(starts), at<int32_t>(rows),
+                           at<int32_t>(places),     num_tokens,          num_experts,         num_chosen};
+    return run_noted(arrange, pool, args);
+  });
   m.def("combine_experts", [](int tier, Pool& pool, uintptr_t rows, uintptr_t places, uintptr_t weights,
                               uintptr_t shared, uintptr_t shared_gate, uintptr_t out, int64_t num_tokens,
                               int64_t num_chosen, int64_t size, int dtype) {

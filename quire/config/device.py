@@ -67,6 +67,14 @@ class ParallelConfig:
         "where nothing is said of ranks, replicas, threads and the executor; off = as many as tensor_parallel_size.",
         choices=("auto", "off"),
     )
+    enable_expert_parallel: bool = setting(
+        False,
+        "Mixtures of experts: ranks have whole experts, in place of a part of each; answers have the same bytes.",
+    )
+    expert_placement_strategy: str = setting(
+        "linear", "With enable_expert_parallel, which rank has which experts: linear = consecutive ones, round_robin = "
+        "in turns, else a JSON file with the rank of each expert, such as [0, 0, 1, 1].",
+    )  # fmt: skip
     distributed_executor_backend: str = setting(
         "auto",
         "Executor: how workers are run; uni = in one process, mp = a process for each rank.",

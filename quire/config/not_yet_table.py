@@ -135,9 +135,9 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         "all experts are computed on one device, by kernels of Quire's own", "leave it out",
         {
-            "enable_expert_parallel": _OFF, "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
+            "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
             "enable_dbo": _OFF, "dbo_decode_token_threshold": _NONE, "dbo_prefill_token_threshold": _NONE,
-            "ubatch_size": (None, 0), "enable_ep_weight_filter": _OFF, "expert_placement_strategy": (None, "linear"),
+            "ubatch_size": (None, 0), "enable_ep_weight_filter": _OFF,
             "moe_backend": _AUTO, "enable_return_routed_experts": _OFF,
         },
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from quire.config.engine import QuireConfig
+from quire.config.expert_placement import place_experts
 from quire.config.model import OWN_QUANTIZATIONS
 from quire.config.pipeline import divide_layers, parse_partition
 from quire.errors import ConfigError, UnsupportedError
@@ -30,6 +31,8 @@ def check_parallel(config: QuireConfig) -> None:
             hint=f"their product must be at most {MAX_RANKS}", field="pipeline_parallel_size",
         )  # fmt: skip
     _check_stages(config)
+    if config.parallel.enable_expert_parallel:
+        _check_experts(config)
     if config.parallel.num_ranks == 1:
         return
     model = config.model
@@ -79,3 +82,20 @@ def _check_stages(config: QuireConfig) -> None:
                 f"{name} is not supported with pipeline_parallel_size={parallel.pipeline_parallel_size}: stages have "
                 "different layers", hint=f"use pipeline_parallel_size=1, or leave out {name}", field=name,
             )  # fmt: skip
+
+
+def _check_experts(config: QuireConfig) -> None:
+    parallel, arch = config.parallel, config.arch
+    assert arch is not None, "the config is resolved"
+    field = "enable_expert_parallel"
+    counts = {layer.moe.num_experts for layer in arch.layers if layer.moe is not None}
+    if not counts:
+        raise ConfigError(f"{arch.architecture} has no experts", hint="leave out enable_expert_parallel", field=field)
+    if parallel.data_parallel_size > 1:
+        raise UnsupportedError(
+            "experts of several replicas in one group are not supported: enable_expert_parallel places them on the "
+            f"ranks of one engine, and data_parallel_size is {parallel.data_parallel_size}",
+            hint="use tensor_parallel_size for the ranks, or leave out enable_expert_parallel", field=field,
+        )  # fmt: skip
+    for count in sorted(counts):
+        place_experts(parallel.expert_placement_strategy, count, parallel.tensor_parallel_size)

@@ -72,6 +72,16 @@ class Communicator(ABC):
         """The rows ids - first [n] int64, or 0 where that is not one of this rank's `count` rows."""
 
     @abstractmethod
+    def gather_groups(self, rows: torch.Tensor, starts: torch.Tensor, firsts: Sequence[int]) -> None:
+        """Rows that are sorted by group, of which each rank has those of its groups: every rank gets all, in place.
+
+        Args:
+            rows: [num_rows, size].
+            starts: [num_groups + 1] int32: first row of each group, from 0 to num_rows, rising; the same on all ranks.
+            firsts: first group of each rank, rising from 0; the last is the number of groups.
+        """
+
+    @abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace a bfloat16 or float32 tensor by its sum over the ranks."""
 
@@ -136,6 +146,9 @@ class SingleCommunicator(Communicator):
     def local_ids(self, ids: torch.Tensor, first: int, count: int) -> torch.Tensor:
         """`ids`."""
         return ids
+
+    def gather_groups(self, rows: torch.Tensor, starts: torch.Tensor, firsts: Sequence[int]) -> None:
+        """Nothing."""
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Nothing."""

@@ -107,6 +107,10 @@ class SharedMemoryCommunicator(Communicator):
         """As `Communicator.local_ids`."""
         return self._native.local_ids(ids, first, count)
 
+    def gather_groups(self, rows: torch.Tensor, starts: torch.Tensor, firsts: Sequence[int]) -> None:
+        """As `Communicator.gather_groups`."""
+        self._native.gather_groups(rows, starts, firsts)
+
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """As `Communicator.all_reduce`."""
         self._native.all_reduce(tensor)

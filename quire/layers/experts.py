@@ -155,6 +155,14 @@ class ExpertKernels:
         """
         return reference.route(logits, num_chosen, correction, expert_scales=expert_scales, **route_options(router))
 
+    def arrange(self, routing: Routing, slots: torch.Tensor) -> Routing:
+        """The routing with rows sorted by other numbers of the experts: `slots`, [num_experts] int32."""
+        return reference.arrange(routing, slots)
+
+    def gathered(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The rows of all experts, of which this rank may have computed some: as they are, where there is one."""
+        return rows
+
     def combine(
         self,
         rows: torch.Tensor,

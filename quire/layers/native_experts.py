@@ -92,6 +92,10 @@ class NativeExpertKernels(ExpertKernels):
             self._runtime, logits, num_chosen, correction, expert_scales=expert_scales, **route_options(router)
         )
 
+    def arrange(self, routing: Routing, slots: torch.Tensor) -> Routing:
+        """One pass over the choices."""
+        return experts.arrange(self._runtime, routing, slots)
+
     def combine(
         self,
         rows: torch.Tensor,

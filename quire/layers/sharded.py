@@ -12,11 +12,13 @@ from functools import partial
 
 import torch
 
+from quire.config.expert_placement import ExpertPlaces
 from quire.layers.delegation import delegate_operations
 from quire.layers.experts import ExpertKernels, ExpertsMethod
 from quire.layers.head_linear import HeadLinearMethod
 from quire.layers.kernels import LayerKernels
 from quire.layers.linear_method import LinearMethod
+from quire.layers.placed_experts import PlacedExpertKernels, PlacedExperts
 from quire.layers.sharded_experts import ShardedExperts
 from quire.layers.sharding import GatheredMethod, OwnRowsMethod, Ranges, Shards
 
@@ -27,20 +29,25 @@ class ShardedKernels(LayerKernels):
     Args:
         kernels: those of a rank on its own.
         shards: its place among the others.
+        places: where whole experts are; None = a part of every expert is on every rank.
     """
 
-    def __init__(self, kernels: LayerKernels, shards: Shards) -> None:
+    def __init__(self, kernels: LayerKernels, shards: Shards, places: ExpertPlaces | None = None) -> None:
         self._kernels = kernels
+        self._places = places
         self.shards = self._shards = shards
 
     def packing(self) -> Mapping[str, str | int] | None:
         """What is packed is this rank's part."""
         packing = self._kernels.packing()
-        return None if packing is None else {**packing, "rank": self._shards.rank, "ranks": self._shards.size}
+        if packing is None:
+            return None
+        places = {} if self._places is None else {"experts": self._places.key}
+        return {**packing, "rank": self._shards.rank, "ranks": self._shards.size, **places}
 
     def as_stored(self) -> LayerKernels:
         """Rows stay as they are stored on every rank."""
-        return ShardedKernels(self._kernels.as_stored(), self._shards)
+        return ShardedKernels(self._kernels.as_stored(), self._shards, self._places)
 
     def linear_method(self, output_size: int, input_size: int) -> LinearMethod:
         """Divided by outputs; one with few is whole on every rank."""
@@ -73,7 +80,9 @@ class ShardedKernels(LayerKernels):
         return self._kernels.dense_method()
 
     def experts_method(self, output_size: int, input_size: int) -> ExpertsMethod:
-        """Every expert divided by outputs."""
+        """Every expert divided by outputs, or whole experts."""
+        if self._places is not None:
+            return PlacedExperts(self._kernels.experts_method(output_size, input_size), self._shards, self._places)
         widths = self._shards.widths(output_size)
         if widths is None:
             return self._kernels.experts_method(output_size, input_size)
@@ -82,8 +91,9 @@ class ShardedKernels(LayerKernels):
         return ShardedExperts(inner, self._shards, widths, silu_and_mul)
 
     def experts(self) -> ExpertKernels:
-        """As on one rank."""
-        return self._kernels.experts()
+        """As on one rank, of whole experts with those of the others."""
+        kernels = self._kernels.experts()
+        return kernels if self._places is None else PlacedExpertKernels(kernels, self._shards, self._places)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """As on one rank."""

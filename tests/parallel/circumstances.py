@@ -35,6 +35,15 @@ CIRCUMSTANCES: Mapping[str, Mapping[str, Any]] = {
     },
     "two threads": {"num_threads": 2},
 }
+WHOLE: Mapping[str, Any] = {"enable_expert_parallel": True}
+# As above, for mixtures.
+WHOLE_EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "whole experts": WHOLE,
+    "whole experts, call by call": {**WHOLE, "enforce_eager": True},
+    "experts in turns, swapped, with suffixes": {
+        **WHOLE, "expert_placement_strategy": "round_robin", **CIRCUMSTANCES["swapped, with suffixes"],
+    },
+}  # fmt: skip
 PATTERN = r"[a-f]{4,12}( [0-9]{2}){1,3}"
 
 

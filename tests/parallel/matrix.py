@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import QuireError
+from quire.models.model_dir import read_model_dir
 from tests.models.families.cases import CASES
 from tests.models.stored_models import KINDS, make_tiny
-from tests.parallel.circumstances import CIRCUMSTANCES, answers
+from tests.parallel.circumstances import CIRCUMSTANCES, WHOLE_EXPERTS, answers
 
 VOCAB_SIZE = 320
 FORMATS = ("int8", "int4", "fp8", "bitsandbytes")
@@ -34,14 +35,25 @@ def subjects(directory: Path) -> Iterator[tuple[str, Path | str, int, Mapping[st
     for kind in KINDS:
         served, _ = make_tiny(kind, directory / kind)
         yield kind, served, VOCAB_SIZE, {"dtype": "bfloat16"}
+    CASES["mixtral"].write(directory / "mixtral of formats")
+    for quantization in FORMATS:
+        settings = {"dtype": "bfloat16", "quantization": quantization}
+        yield f"mixtral {quantization}", directory / "mixtral of formats", VOCAB_SIZE, settings
     for name, case in CASES.items():
         path = directory / name.replace("/", "-")
         case.write(path)
         yield name, path, VOCAB_SIZE, {"dtype": "bfloat16", **case.settings}
 
 
+def has_experts(model: Path | str) -> bool:
+    """Whether it is a mixture."""
+    return isinstance(model, Path) and any(layer.moe is not None for layer in read_model_dir(model).arch().layers)
+
+
 def main() -> None:
-    """Run all cases; leaf under every circumstance, the others as they are and call by call."""
+    """Run all cases; leaf under every circumstance, mixtures with whole experts, too, the others as they are and call
+    by call.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--stages", action="store_true")
@@ -60,6 +72,8 @@ def main() -> None:
                 if name == "leaf bfloat16"
                 else {"as one": {}, "call by call": CIRCUMSTANCES["call by call"]}
             )
+            if has_experts(model):
+                circumstances = {**circumstances, **WHOLE_EXPERTS}
             for num_ranks, num_stages in SIZES_OF_LEAF if model == "leaf" else SIZES:
                 if args.stages and num_stages == 1:
                     continue

@@ -132,6 +132,19 @@ struct GatherRowsArgs {
 };
 void gather_rows(Pool& pool, const GatherRowsArgs& args);
 
+// Rows that are sorted by group, of which each rank has computed those of its groups: every rank gets all, in place.
+struct GatherGroupsArgs {
+  Communicator* communicator;
+  char* rows;
+  const int32_t* starts;  // [num_groups + 1]: first row of each group, from 0 to num_rows
+  int64_t num_groups;
+  int64_t num_rows;
+  int64_t row_bytes;
+  int32_t firsts[kMaxRanks + 1];  // first group of each rank; the last is num_groups
+};
+const char* find_fault(const GatherGroupsArgs& args);
+void gather_groups(Pool& pool, const GatherGroupsArgs& args);
+
 // out[i] = ids[i] - first, or 0 where that is not in 0 .. count - 1.
 struct LocalIdsArgs {
   const int64_t* ids;

@@ -68,7 +68,21 @@ struct SpreadArgs {
   DType dtype;  // bf16 or f32
 };
 
+// The rows of a routing sorted by other numbers of the experts, then by token.
+struct ArrangeArgs {
+  const int32_t* expert_ids;  // [num_tokens][num_chosen]
+  const int32_t* slots;       // [num_experts]: other number of each expert, below num_experts
+  int32_t* starts;            // [num_experts + 1]: first row of each slot
+  int32_t* rows;              // [num_tokens * num_chosen]: token of each row
+  int32_t* places;            // [num_tokens][num_chosen]: row of each choice
+  int64_t num_tokens;
+  int64_t num_experts;
+  int64_t num_chosen;
+};
+void arrange(Pool& pool, const ArrangeArgs& args);
+
 // What is wrong with the indices, or null.
+const char* find_fault(const ArrangeArgs& args);
 const char* find_fault(const CombineArgs& args);
 const char* find_fault(const SpreadArgs& args);
 

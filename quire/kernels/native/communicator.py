@@ -158,6 +158,26 @@ class NativeCommunicator:
             )
         return out
 
+    def gather_groups(self, rows: torch.Tensor, starts: torch.Tensor, firsts: Sequence[int]) -> None:
+        """Rows that are sorted by group, of which each rank has computed those of its groups; in place.
+
+        Args:
+            rows: [num_rows, size].
+            starts: [num_groups + 1] int32: first row of each group, from 0 to num_rows, rising; read when it runs.
+            firsts: first group of each rank, rising from 0; the last is the number of groups.
+        """
+        check_tensor("rows", rows, (rows.dtype,), (-1, -1))
+        check_size("number of firsts", len(firsts), self.size + 1, self.size + 1)
+        check_tensor("starts", starts, (torch.int32,), (firsts[-1] + 1,))
+        row_bytes = rows.shape[1] * rows.itemsize
+        check_size("bytes of a row", row_bytes, 1, self.capacity)
+        with _failing():
+            fault = self._native.gather_groups(
+                self._runtime.pool, rows.data_ptr(), starts.data_ptr(), list(firsts), len(rows), row_bytes
+            )
+        if fault is not None:
+            raise ShapeError(fault, field="starts")
+
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Replace by the sum over the ranks, bfloat16 or float32, pairwise by rank in float32 and rounded once."""
         check_tensor("tensor", tensor, FLOATS, tuple(tensor.shape))

@@ -103,6 +103,40 @@ def route(
     return routing
 
 
+def arrange(runtime: NativeRuntime, routing: Routing, slots: torch.Tensor) -> Routing:
+    """The routing with the rows sorted by other numbers of the experts; each token's choices and weights stay.
+
+    Args:
+        slots: [num_experts] int32: the other number of each expert, every one of 0 .. num_experts - 1 once.
+
+    Returns:
+        The routing: `starts` are those of slots.
+
+    Raises:
+        ShapeError: a size, dtype, device or stride differs from the above, or an index is out of range.
+
+    Cost: a pass over all choices by one thread.
+    Reference: kernels/reference/experts.py
+    """
+    num_experts = len(routing.starts) - 1
+    check_tensor("slots", slots, (torch.int32,), (num_experts,))
+    check_tensor("expert_ids", routing.expert_ids, (torch.int32,), (-1, -1))
+    num_tokens, num_chosen = routing.expert_ids.shape
+    arranged = Routing(
+        expert_ids=routing.expert_ids,
+        weights=routing.weights,
+        starts=runtime.empty(num_experts + 1, dtype=torch.int32),
+        rows=runtime.empty(num_tokens * num_chosen, dtype=torch.int32),
+        places=runtime.empty(num_tokens, num_chosen, dtype=torch.int32),
+    )
+    fault = runtime.library.arrange_rows(
+        runtime.pool, routing.expert_ids.data_ptr(), slots.data_ptr(), arranged.starts.data_ptr(),
+        arranged.rows.data_ptr(), arranged.places.data_ptr(), num_tokens, num_experts, num_chosen,
+    )  # fmt: skip
+    _refuse(fault)
+    return arranged
+
+
 def outputs_of_expert(output_size: int) -> int:
     """Outputs that each expert takes up in a packed weight of all: whole panels."""
     return -(-output_size // linear.PANEL_SIZE) * linear.PANEL_SIZE
@@ -126,7 +160,7 @@ def grouped_linear(
     Args:
         x: [any, input_size] bfloat16 or float32; rows may be strided.
         rows: [num_rows] int32, each a row of `x`; None = row i is x[i].
-        starts: [num_experts + 1] int32, from 0 to num_rows, rising.
+        starts: [num_experts + 1] int32, rising, within 0 to num_rows; other rows are not computed and mean nothing.
         packed: one weight for all experts, each of which has `outputs_of_expert` outputs; dtype of `x` or of `format`.
         bias: [num_experts, output_size], dtype of `x` or float32.
         scales: of int8 and int4 weights.

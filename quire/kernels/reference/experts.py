@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -63,6 +64,12 @@ def route(
     if expert_scales is not None:
         weights = weights * expert_scales.float()[ids]
     return sort_by_expert(ids, weights, logits.shape[1])
+
+
+def arrange(routing: Routing, slots: torch.Tensor) -> Routing:
+    """The routing with rows sorted by `slots` [num_experts], other numbers of the experts."""
+    found = sort_by_expert(slots.long()[routing.expert_ids.long()], routing.weights, len(slots))
+    return dataclasses.replace(found, expert_ids=routing.expert_ids)
 
 
 def sort_by_expert(expert_ids: torch.Tensor, weights: torch.Tensor, num_experts: int) -> Routing:

@@ -95,7 +95,8 @@ class Experts(nn.Module):
         """[num_tokens, size] -> [num_tokens * num_chosen, size]: the rows of all experts."""
         are_rows = self.arch.router.weighs_input
         given = self.operations.spread(x, routing) if are_rows else x
-        return self.down_proj.forward(self._activated(given, routing, are_rows), routing, are_rows=True)
+        rows = self.down_proj.forward(self._activated(given, routing, are_rows), routing, are_rows=True)
+        return self.operations.gathered(rows, routing)
 
     def _activated(self, x: torch.Tensor, routing: Routing, are_rows: bool) -> torch.Tensor:
         arch = self.arch

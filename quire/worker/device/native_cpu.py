@@ -10,6 +10,7 @@ import torch
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.selector import select_backend
 from quire.config.engine import QuireConfig
+from quire.config.expert_placement import ExpertPlaces
 from quire.config.model import ONLINE_QUANTIZATIONS
 from quire.config.pipeline import divide_layers
 from quire.distributed.communicator import Communicator, SingleCommunicator
@@ -60,7 +61,9 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
     )
     communicator, stage = _communicator(setup, runtime), _stage(setup, runtime)
     if communicator.size > 1:
-        kernels = ShardedKernels(kernels, Shards(communicator))
+        strategy = config.parallel.expert_placement_strategy if config.parallel.enable_expert_parallel else None
+        places = None if strategy is None else ExpertPlaces(strategy, communicator.size)
+        kernels = ShardedKernels(kernels, Shards(communicator), places)
     is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
     return DeviceOps(
         device=device,

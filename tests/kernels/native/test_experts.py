@@ -218,6 +218,25 @@ def changed(routing: Routing, part: str, value: int) -> torch.Tensor:
     return torch.as_tensor(tensor)
 
 
+def test_rows_are_sorted_by_other_numbers_as_the_reference_sorts_them(runtime: NativeRuntime):
+    routing = reference.route(randn(33, 12), 3)
+    for seed in range(3):
+        slots = torch.randperm(12, generator=torch.Generator().manual_seed(seed)).int()
+        found, expected = experts.arrange(runtime, routing, slots), reference.arrange(routing, slots)
+        for part in ("expert_ids", "weights", "starts", "rows", "places"):
+            assert torch.equal(getattr(found, part), getattr(expected, part)), part
+        with pytest.raises(ShapeError, match="slots names"):
+            experts.arrange(runtime, routing, slots + 1)
+
+
+def test_a_part_of_the_experts_computes_its_rows_alone(runtime: NativeRuntime):
+    routing, x = reference.route(randn(9, 6), 2), randn(9, 40)
+    weights = Weights(runtime, 6, 32, 40, F32, None)
+    whole = weights.grouped(runtime, x, routing.rows, routing.starts)
+    part = weights.grouped(runtime, x, routing.rows, routing.starts.clamp(max=int(routing.starts[4])))
+    assert torch.equal(part[: routing.starts[4]], whole[: routing.starts[4]])
+
+
 def test_wrong_indices_are_refused(runtime: NativeRuntime):
     routing = reference.route(randn(9, 6), 2)
     weights = Weights(runtime, 6, 32, 40, F32, None)
@@ -228,7 +247,7 @@ def test_wrong_indices_are_refused(runtime: NativeRuntime):
     for bad in (-1, 19):
         with pytest.raises(ShapeError, match="starts"):
             weights.grouped(runtime, x, routing.rows, changed(routing, "starts", bad))
-    with pytest.raises(ShapeError, match="starts do not reach"):
+    with pytest.raises(ShapeError, match="starts lie outside the rows"):
         weights.grouped(runtime, x, routing.rows[:-1].contiguous(), routing.starts)
     for bad in (-1, 18):
         with pytest.raises(ShapeError, match="places"):

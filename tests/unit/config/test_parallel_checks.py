@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.config.build import build_config
+from quire.config.expert_placement import place_experts
+from quire.config.model_arch import MoEArch
 from quire.config.resolve import resolve
 from quire.errors import ConfigError, QuireClientError
 from tests.unit.config.test_resolve import make_arch, make_platform
@@ -61,3 +65,48 @@ def test_one_rank_may_have_an_executor_of_several():
     assert resolved(tensor_parallel_size=1, distributed_executor_backend="mp")["num_threads"] == (2, "usable cores")
     with pytest.raises(ConfigError, match="out of range"):
         build_config(tensor_parallel_size=65)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "own"),
+    [("linear", [(0, 1, 2), (3, 4), (5, 6)]), ("round_robin", [(0, 3, 6), (1, 4), (2, 5)]),
+     ("[2, 0, 0, 1, 0, 2, 2]", [(1, 2, 4), (3,), (0, 5, 6)])],
+)  # fmt: skip
+def test_every_expert_is_on_one_rank_and_in_one_slot(tmp_path: Path, strategy: str, own: list[tuple[int, ...]]):
+    if strategy.startswith("["):
+        (tmp_path / "ranks.json").write_text(strategy)
+        strategy = str(tmp_path / "ranks.json")
+    placement = place_experts(strategy, 7, 3)
+    assert [placement.own(rank) for rank in range(3)] == own
+    assert sorted(placement.slots or range(7)) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[0, 1", "is not a list of ranks|cannot be read"), ("[0, 0, 0]", "has 3 ranks for 4 experts"),
+        ("[0, 0, 0, 2]", "names rank 2 of 2"), ("[0, 0, 0, 0]", "rank 1 has none"), (None, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_file_that_places_no_expert_is_refused(tmp_path: Path, text: str | None, message: str):
+    path = tmp_path / "ranks.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        place_experts(str(path), 4, 2)
+    assert caught.value.field == "expert_placement_strategy"
+
+
+def test_whole_experts_are_refused_where_there_are_none_too_few_or_several_replicas():
+    with pytest.raises(ConfigError, match="has no experts"):
+        resolved(enable_expert_parallel=True)
+    layer = make_arch().layers[0]
+    few = dataclasses.replace(layer, mlp=None, moe=MoEArch(num_experts=3, num_chosen=1, intermediate_size=32))
+    arch = dataclasses.replace(make_arch(), layers=(few,))
+    for settings, message in (
+        ({"tensor_parallel_size": 4}, "rank 3 has none of 3 experts"),
+        ({"data_parallel_size": 2}, "experts of several replicas in one group are not supported"),
+    ):
+        config = build_config(enable_expert_parallel=True, dtype="float32", **settings)
+        with pytest.raises(QuireClientError, match=message):
+            resolve(config, make_platform(), arch, kernel_tiers=NATIVE)

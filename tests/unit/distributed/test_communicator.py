@@ -112,6 +112,11 @@ def test_every_collective_gives_what_it_says_on_every_rank(group: tuple[int, Cal
     ids = torch.tensor([0, 5 * size - 1, 3, 3, 7, *range(5 * size)])
     table = values(99, 5 * size, 40)
     boxes = [values(rank, size, 300) for rank in range(size)]
+    # Rank i has i groups and one more; some have no rows, and of rank 1 none has.
+    firsts = [rank * (rank + 1) // 2 for rank in range(size + 1)]
+    counts = [0 if group in (1, 2, 4) else 3 * group + 1 for group in range(firsts[-1])]
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    grouped = values(7, int(starts[-1]), 40)
     scattered = pairwise([values(rank, size, 500) for rank in range(size)])
 
     def body(rank: int) -> None:
@@ -128,6 +133,11 @@ def test_every_collective_gives_what_it_says_on_every_rank(group: tuple[int, Cal
             assert torch.equal(gathered, columns) and not padded[:, -5:].any()
         local = one.local_ids(ids, 5 * rank, 5)
         assert torch.equal(one.gather_rows(ids, 5 * rank, 5, table[5 * rank : 5 * rank + 5][local]), table[ids])
+        rows = torch.full_like(grouped, torch.nan)
+        own = slice(int(starts[firsts[rank]]), int(starts[firsts[rank + 1]]))
+        rows[own] = grouped[own]
+        one.gather_groups(rows, starts, firsts)
+        assert torch.equal(rows, grouped)
         assert torch.equal(one.reduce_scatter(values(rank, size, 500)), scattered[rank])
         assert torch.equal(one.all_to_all(boxes[rank]), torch.stack([box[rank] for box in boxes]))
         news = values(rank, 2000)
