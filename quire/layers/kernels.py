@@ -50,6 +50,10 @@ class LayerKernels(ABC):
     def table_method(self, vocab_size: int, hidden_size: int) -> LinearMethod:
         """How the table of token vectors is stored, which is the output projection too when the model ties them."""
 
+    def fine_method(self, output_size: int, input_size: int) -> LinearMethod:
+        """How a small projection is stored that bears no less than 8 bits; its results are for this layer."""
+        return self.table_method(output_size, input_size)
+
     def own_rows(self, ranges: Ranges, output_size: int, input_size: int) -> LinearMethod:
         """How the rows of a projection that are this rank's are stored and multiplied; for kernels with `shards`."""
         raise NotImplementedError("these kernels are of one rank")

@@ -59,6 +59,10 @@ class QuantizedKernels(LayerKernels):
         """The plugin's."""
         return self._quantization.table_method(vocab_size, hidden_size)
 
+    def fine_method(self, output_size: int, input_size: int) -> LinearMethod:
+        """As a table."""
+        return self.table_method(output_size, input_size)
+
     def head_linear_method(self) -> HeadLinearMethod:
         """As without quantization."""
         return self._kernels.head_linear_method()

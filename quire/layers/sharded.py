@@ -57,6 +57,10 @@ class ShardedKernels(LayerKernels):
         """Divided by tokens; rank 0 gets the logits."""
         return self._divided(self._kernels.table_method, vocab_size, hidden_size, is_for_sampling=True)
 
+    def fine_method(self, output_size: int, input_size: int) -> LinearMethod:
+        """Divided by outputs, and whole on every rank, unlike logits."""
+        return self._divided(self._kernels.fine_method, output_size, input_size, is_for_sampling=False)
+
     def _divided(
         self, method: Callable[[int, int], LinearMethod], output_size: int, input_size: int, *, is_for_sampling: bool
     ) -> LinearMethod:

@@ -48,7 +48,7 @@ def test_weights_that_are_quantized_while_loading_are_the_same_codes_on_any_numb
     assert answers("leaf", VOCAB_SIZE, 3, **settings) == answers("leaf", VOCAB_SIZE, 1, **settings)
 
 
-@pytest.mark.parametrize("name", effort(("deepseek_v3",), ("qwen3_next", "gpt_oss")))
+@pytest.mark.parametrize("name", effort(("jamba",), ("mamba", "deepseek_v3", "qwen3_next", "gpt_oss")))
 def test_experts_recurrent_layers_and_latents_are_those_of_one_rank(tmp_path: Path, name: str):
     """On two stages of two ranks."""
     CASES[name].write(tmp_path)

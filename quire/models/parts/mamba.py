@@ -126,9 +126,9 @@ class Mamba1Part(MambaPart):
         # Of no less than 8 bits: they are small, and what they give goes through exponentials.
         kernels = options.kernels
         num_parameters = rank + 2 * state_size
-        method = kernels.table_method(num_parameters, inner_size)
+        method = kernels.fine_method(num_parameters, inner_size)
         self.x_proj = Linear(inner_size, num_parameters, bias=False, options=options, method=method)
-        method = kernels.table_method(inner_size, rank)
+        method = kernels.fine_method(inner_size, rank)
         self.dt_proj = Linear(rank, inner_size, bias=True, options=options, method=method)
         self.norms = nn.ModuleList()  # of time step, B and C
         if arch.parameter_norm is not None:
