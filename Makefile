@@ -80,6 +80,10 @@ bench-engine: $(VENV)/.test        ## prefix caching and continuous batching on 
 bench-neighbours: $(VENV)/.test    ## what one tenant's attacks do to another's tokens, alone on a machine; 7 minutes
 	$(BIN)/python -m benchmarks.server.bench_neighbours
 
+.PHONY: bench-claims
+bench-claims: $(VENV)/.test        ## what batching, paging, sharing, chunks, captures and the prefix cache are worth, alone on a machine; writes docs/benchmarks/claims.md
+	$(BIN)/python -m benchmarks.engine.bench_claims --write
+
 .PHONY: bench-switch
 bench-switch: $(VENV)/.test        ## how long a model of 1 GB takes to come back for another, alone on a machine; 2 minutes
 	$(BIN)/python -m benchmarks.server.bench_switch
@@ -118,9 +122,8 @@ test-site: site $(VENV)/.test      ## that site in headless Chromium, as files: 
 	$(BIN)/python -m tests.page.site build/site
 
 .PHONY: test-docs
-test-docs: $(VENV)/.test           ## every fenced block of all Markdown is executed as its page says, or has its reason; PAGES="docs/how-to/serve.md"
-	@mkdir -p build
-	$(BIN)/python -m tests.docs.run $(PAGES) 2>build/test-docs.log
+test-docs: build/venvs/notebooks/.ready  ## every code block of the docs, and every notebook, is executed as its page says, or has its reason; PAGES="docs/how-to/serve.md"
+	build/venvs/notebooks/bin/python -m tests.docs.run $(PAGES) 2>build/test-docs.log
 
 leaf: $(VENV)/.dev                 ## make the embedded model anew (hours on two cores); kept only if its scores are no worse
 	$(BIN)/python -m training.build

@@ -18,7 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.docs.blocks import DATA, PYTHON, Block, blocks_of, pages, problem
+from tests.docs.blocks import DATA, PYTHON, ROOT, Block, blocks_of, pages, problem
+from tests.docs.notebooks import code_cells, notebooks, run_in_kernel
+from tests.docs.notebooks import problem as notebook_problem
 from tests.docs.session import Failure, Session, matches
 
 
@@ -113,10 +115,10 @@ def main() -> int:
     """Exit code 0 when every block does what its page says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", help="paths in the repository; default: all")
-    chosen = parser.parse_args().pages
+    chosen: list[str] = parser.parse_args().pages
     counts: Counter[str] = Counter()
     failures: list[str] = []
-    for page in chosen or pages():
+    for page in [one for one in chosen if one.endswith(".md")] if chosen else pages():
         start, before = time.monotonic(), counts["run"]
         found = run_page(page, counts)
         failures += found
@@ -127,6 +129,13 @@ def main() -> int:
             )
         for one in found:
             print(f"  {one}", flush=True)
+    for path in notebooks():
+        if not chosen or str(path.relative_to(ROOT)) in chosen:
+            counts["blocks"] += (num_cells := len(code_cells(path)))
+            counts["run"] += num_cells
+            if error := notebook_problem(path) or run_in_kernel(path):
+                failures.append(f"{path.name}: {error}")
+            print(f"{path.relative_to(ROOT)}: {num_cells} cells run, {bool(error):d} failed\n{error}", flush=True)
     for reason, count in sorted(counts.items()):
         if reason.startswith("shown: "):
             print(f"{count:4} {reason}")

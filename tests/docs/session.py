@@ -18,7 +18,7 @@ from typing import Any
 from tests.docs.blocks import ROOT, Block, commands
 
 ADDRESS = re.compile(r"(https?://)?(127\.0\.0\.1|localhost|0\.0\.0\.0|one|other):(\d{4,5})\b")
-SERVE = re.compile(r"^((?:[A-Z_]+=\S+ )*)quire serve\b")
+SERVE = re.compile(r"^((?:[A-Z_]+=\S+ )*)quire serve\b(?!.*--(?:print-config|help))")
 LISTENING = re.compile(r"listening on (https?)://127\.0\.0\.1:(\d+); ready in")
 START_S = 180
 COMMAND_S = 600

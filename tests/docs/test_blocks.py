@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import ROOT, blocks_of, commands, pages, problem
+from tests.docs.notebooks import notebooks, run_here
+from tests.docs.notebooks import problem as notebook_problem
 from tests.docs.run import run_page
 from tests.docs.session import matches
 
@@ -107,3 +110,10 @@ $ curl -s http://127.0.0.1:8000/v1/models
 def test_a_server_of_a_page_gets_a_free_port_and_ends_with_it():
     counts: Counter[str] = Counter()
     assert run_page("page.md", counts, SERVED) == []
+
+
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
+def test_a_notebook_does_what_it_says(path: Path, capsys):
+    assert not notebook_problem(path)
+    run_here(path)
+    assert capsys.readouterr().out

@@ -14,7 +14,7 @@ from tests.docs.session import matches
 BLOCKS = [
     pytest.param(block, id=f"{page} line {block.line}")
     for page in pages()
-    if page.startswith(("README", "docs/how-to", "docs/tutorials"))
+    if page.startswith(("README", "docs/how-to"))
     for block in blocks_of(page)
     if block.language == "python" and not block.notes
 ]
