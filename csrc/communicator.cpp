@@ -25,7 +25,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kMailSlots = 2;
 constexpr int64_t kMailBytes = kMaxMailBytes;  // of a slot
 constexpr int kSpinsPerClockRead = 64;
 // Who waits longer than this lets other threads of the machine go first; as the pool's workers do.

@@ -30,6 +30,8 @@ int checked_rank(const Communicator& group, int rank, int lowest = 0) {
 
 void bind_communicator(nb::module_& m) {
   m.attr("MAX_RANKS") = kMaxRanks;
+  m.attr("MAIL_SLOTS") = kMailSlots;
+  m.attr("MAIL_BYTES") = kMaxMailBytes;
   m.def("region_bytes", &Communicator::region_bytes);
   nb::class_<Communicator>(m, "Communicator")
       .def("__init__",

@@ -105,6 +105,10 @@ class Communicator(ABC):
     def receive(self, tensor: torch.Tensor, source: int, *, is_patient: bool = False) -> None:
         """Into `tensor`, what one rank sends; of the same size."""
 
+    def has_room_for(self, sizes: Sequence[int]) -> bool:
+        """Whether messages of so many bytes to one rank can all be under way before it receives the first."""
+        return not any(sizes)
+
     def receive_new(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """As `receive`, into a new tensor."""
         tensor = torch.empty(tuple(shape), dtype=dtype)

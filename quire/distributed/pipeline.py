@@ -44,6 +44,16 @@ class PipelineStage:
         """It has the final norm."""
         return self.number == self.num_stages - 1
 
+    @property
+    def is_lead(self) -> bool:
+        """This rank is the first of its stage."""
+        return self.communicator.rank % self.size == 0
+
+    @property
+    def last_lead(self) -> int:
+        """The first rank of the last stage."""
+        return self.communicator.size - self.size
+
     def send(self, tensor: torch.Tensor) -> None:
         """To the next stage."""
         self.communicator.send(tensor, self.communicator.rank + self.size)

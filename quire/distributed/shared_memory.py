@@ -128,12 +128,16 @@ class SharedMemoryCommunicator(Communicator):
         return self._native.all_to_all(tensor)
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """As `Communicator.send`; returns when the last 512 KiB may still be under way."""
+        """As `Communicator.send`; returns when the last 1 MiB may still be under way."""
         self._native.send(tensor, to)
 
     def receive(self, tensor: torch.Tensor, source: int, *, is_patient: bool = False) -> None:
         """As `Communicator.receive`."""
         self._native.receive(tensor, source, is_patient=is_patient)
+
+    def has_room_for(self, sizes: Sequence[int]) -> bool:
+        """As `Communicator.has_room_for`: there is a mailbox for each pair of ranks."""
+        return self._native.has_room_for(sizes)
 
     def receive_new(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """As `Communicator.receive_new`."""

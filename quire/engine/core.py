@@ -24,6 +24,8 @@ import msgspec
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from quire.core.live_state import EngineState
 from quire.core.memory_parts import MemoryPart
+from quire.core.runner_output import ModelRunnerOutput
+from quire.engine.in_flight import ComputingStep, InFlight
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.speculation_reports import SpeculationReports
 from quire.engine.step_meter import StepMeter
@@ -32,6 +34,7 @@ from quire.engine.step_watch import StepWatch
 from quire.errors import EngineDeadError, QuireClientError
 from quire.executor.base import Executor
 from quire.scheduler.interface import SchedulerInterface
+from quire.scheduler.step import Step
 from quire.scheduler.virtual_counters import VirtualCounters
 from quire.scheduler.waiting import Blocked
 from quire.structured_output.manager import GrammarManager, no_pool
@@ -70,6 +73,7 @@ class EngineCore:
         service: what the scheduler has served to tenants; None = it shares nothing among them.
         tier_bytes: host memory that blocks behind the cache take now.
         meter: adds to outputs what steps computed; None = it is off.
+        max_steps_in_flight: steps that are computed before the first of them is sampled; 1 = one after the other.
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class EngineCore:
         service: VirtualCounters | None = None,
         tier_bytes: Callable[[], int] = int,
         meter: StepMeter | None = None,
+        max_steps_in_flight: int = 1,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -105,6 +110,7 @@ class EngineCore:
         self._watch: StepWatch | None = None
         self._blocked: Blocked | None = None  # the last refusal of admission
         self._service = service
+        self._in_flight = InFlight(max_steps_in_flight) if max_steps_in_flight > 1 else None
         self._tier_bytes = tier_bytes
         self._meter = meter
         self._held: frozenset[int] = frozenset()
@@ -140,6 +146,8 @@ class EngineCore:
         return outputs
 
     def _step(self) -> EngineCoreOutputs | None:
+        if self._in_flight is not None:
+            return self._step_of_several(self._in_flight)
         self._hold_grammars()
         self._end_failed_grammars()
         step = self._scheduler.schedule()
@@ -160,6 +168,10 @@ class EngineCore:
             return self.take_outputs()
         if masks is not None:
             self._end_failed_grammars()
+        return self._update(step, sampled, start)
+
+    def _update(self, step: Step, sampled: ModelRunnerOutput, start: float) -> EngineCoreOutputs:
+        """Take in a step that began at `start`."""
         seconds = None if sampled.is_capture else self._clock() - start  # which says nothing of steps to come
         outputs = self._scheduler.update_from_output(step, sampled, seconds)
         self._blocked = step.plan.blocked
@@ -172,6 +184,58 @@ class EngineCore:
         self._recovery.note(outputs)
         self._grammars.note(outputs)
         return outputs if self._meter is None else self._meter.add(outputs, step.output, self._clock() - start)
+
+    def _step_of_several(self, in_flight: InFlight) -> EngineCoreOutputs | None:
+        """As `_step`: schedule and compute as many steps as may be in flight, then take in the oldest."""
+        while not in_flight.outputs and in_flight.has_room:
+            self._hold_grammars()
+            self._end_failed_grammars()
+            step = self._scheduler.schedule()
+            if step is None:
+                break
+            if in_flight.must_end_before(step.output):
+                self._take_in_all(in_flight)
+            self._begin(in_flight, step)
+        if not in_flight.outputs and in_flight.steps:
+            self._take_in_oldest(in_flight)
+        if in_flight.outputs:
+            return in_flight.outputs.popleft()
+        self._grammars.wait()
+        return self.take_outputs()
+
+    def _begin(self, in_flight: InFlight, step: Step) -> None:
+        if self._on_step is not None:
+            self._on_step(step.output.total_num_scheduled_tokens)
+        start = self._clock()
+        try:
+            computed = self._executor.execute_model(step.output)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self._take_in_all(in_flight)
+            self._recovery.recover(self._scheduler, step, error)
+            return
+        in_flight.steps.append(ComputingStep(step, computed, start))
+
+    def _take_in_oldest(self, in_flight: InFlight) -> None:
+        """Sample a step; what it gives is kept for the caller."""
+        step, computed, start = in_flight.steps.popleft()
+        try:
+            masks = self._grammars.begin_masks(step.sampling_handles, step.sampling_drafts())
+            sampled = self._executor.sample_tokens(computed, None if masks is None else masks.result())
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            self._recovery.recover(self._scheduler, step, error)
+            return
+        if masks is not None:
+            self._end_failed_grammars()
+        in_flight.outputs.append(self._update(step, sampled, max(start, in_flight.last_end)))
+        in_flight.last_end = self._clock()
+
+    def _take_in_all(self, in_flight: InFlight) -> None:
+        while in_flight.steps:
+            self._take_in_oldest(in_flight)
 
     def _pause_idle(self) -> None:
         """Nothing computes and blocks are in flight: ask for them less and less often."""
@@ -207,11 +271,11 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """True while any request waits or runs."""
-        return self._scheduler.has_unfinished_requests()
+        return self._scheduler.has_unfinished_requests() or bool(self._in_flight)
 
     def has_work(self) -> bool:
         """True while a step has something to do: for a request, or for blocks on their way to a tier."""
-        return self._scheduler.has_unfinished_requests() or self._has_transfers()
+        return self.has_unfinished_requests() or self._has_transfers()
 
     def send_transfers(self) -> None:
         """Where no step is run without requests: begin what ended requests leave to be stored."""
@@ -232,6 +296,8 @@ class EngineCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         self._end_transfers()
+        if self._in_flight is not None:
+            self._take_in_all(self._in_flight)
         is_done = self._scheduler.reset_prefix_cache(reset_running_requests)
         self._kv_events.flush()
         return is_done

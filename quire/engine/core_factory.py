@@ -96,6 +96,7 @@ def build_core(
             observe=partial(live_state, scheduler),
             service=getattr(scheduler, "service", None), tier_bytes=int if offload is None else offload.host_bytes,
             meter=make_meter(config, executor),
+            max_steps_in_flight=setup.max_steps_in_flight,
         )  # fmt: skip
     if kv_tier is not None:
         raise UnsupportedError("a recording does not hold what a KV tier decides", hint="leave out --flight-recorder")
@@ -106,6 +107,7 @@ def build_core(
     return EngineCore(
         executor, recorded, recovery, num_blocks, on_step, grammars=grammars, on_shutdown=recorded.close,
         kv_events=kv_events, speculation=reports, observe=recorded.live_state, meter=make_meter(config, executor),
+        max_steps_in_flight=setup.max_steps_in_flight,
     )  # fmt: skip
 
 
@@ -133,7 +135,8 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     """Divide the memory that is left; what the control plane is made from."""
     max_len = config.max_model_len
     specs, available_bytes = executor.kv_cache_specs(), executor.available_kv_cache_bytes()
-    max_chunk = min(config.scheduler.max_num_batched_tokens or max_len, max_len)
+    depth = _num_steps_in_flight(config)
+    max_chunk = min(depth * (config.scheduler.max_num_batched_tokens or max_len), max_len)
     num_scratch = _num_scratch_blocks(config)
     cache = config.cache
     if num_scratch and cache.num_blocks is not None:
@@ -153,8 +156,14 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
         describe_pools(kv_cache_config), round(num_requests * max_len), num_requests, max_len,
     )  # fmt: skip
     return SchedulerSetup(
-        scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len
-    )
+        scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len,
+        max_steps_in_flight=depth, waits_for_tokens=depth > 1,
+    )  # fmt: skip
+
+
+def _num_steps_in_flight(config: QuireConfig) -> int:
+    """One for each pipeline stage; schedulers of plugins plan one step after the other."""
+    return 1 if config.scheduler.has_plugin else config.parallel.pipeline_parallel_size
 
 
 def _num_scratch_blocks(config: QuireConfig) -> int:

@@ -9,6 +9,9 @@ Example with depth 2, a prompt of 5 tokens:
     schedule: step 0 computes tokens 0-4, samples token 5     num_computing 5, num_pending 1
     schedule: step 1 computes token 5, samples token 6        num_computing 6, num_pending 2
     take in step 0: it sampled EOS                            the row is free; what step 1 brings for it is dropped
+
+Where the worker has a token only once its step is taken in, as with pipeline stages, a row whose token is not known
+waits, and each step takes a share of the decoding rows, so that there are some for the others.
 """
 
 from __future__ import annotations
@@ -29,14 +32,18 @@ class StepsInFlight:
 
     Args:
         depth: most steps that may be in flight, at least 1.
+        waits_for_tokens: the worker does not have a token before its step is taken in.
 
     Attributes:
         num_steps: scheduled so far; the number of the next one.
+        looks_ahead: steps may be planned while others are in flight.
     """
 
-    def __init__(self, table: RequestTable, depth: int) -> None:
+    def __init__(self, table: RequestTable, depth: int, *, waits_for_tokens: bool = False) -> None:
         self._table = table
         self._depth = depth
+        self._waits_for_tokens = waits_for_tokens
+        self.looks_ahead = depth > 1
         self.num_steps = 0
         self._num_in_flight = 0
         self._freed_rows: list[int] = []
@@ -77,18 +84,35 @@ class StepsInFlight:
     def must_wait(self, rows: np.ndarray) -> np.ndarray:
         """[num_rows] bool; rows that nothing can be planned for before a step in flight is taken in.
 
-        They end by their length; or something depends on the token: a grammar, or how many of the drafts are accepted;
-        or a beam has sampled: all beams wait, so that those of a search sample together.
+        They end by their length; or something depends on the token: a grammar, how many of the drafts are accepted, or
+        the worker, which has it late; or a beam has sampled: all beams wait, so that those of a search sample together.
         """
         table = self._table
         pending, flags = table.num_pending[rows], table.flags[rows]
         must_wait: np.ndarray = table.lengths(rows) >= table.max_total_tokens[rows]
-        must_wait |= (pending > 0) & ((flags & NEEDS_TOKEN) != 0)
+        must_wait |= pending > 0 if self._waits_for_tokens else (pending > 0) & ((flags & NEEDS_TOKEN) != 0)
         must_wait |= table.num_drafting[rows] > 0
         is_beam = (flags & _IS_BEAM) != 0
         if (pending[is_beam] > 0).any():
             must_wait |= is_beam
         return must_wait
+
+    def leave_out(self, rows: np.ndarray, num_left: np.ndarray) -> None:
+        """Take rows out of the step that is planned: those that must wait, and decoding ones beyond its share.
+
+        Args:
+            num_left: [num_rows] tokens to compute; those of rows that are left out become 0.
+        """
+        if self:
+            num_left[self.must_wait(rows)] = 0
+        if self._waits_for_tokens:
+            self._leave_to_others(rows, num_left)
+
+    def _leave_to_others(self, rows: np.ndarray, num_left: np.ndarray) -> None:
+        """The steps behind this one need decoding rows as well; beams sample together."""
+        is_decoding = (num_left == 1) & ((self._table.flags[rows] & _IS_BEAM) == 0)
+        share = -(-len(rows) // self._depth)
+        num_left[np.flatnonzero(is_decoding)[share:]] = 0
 
     def is_alive(self, step: Step) -> np.ndarray:
         """[num_reqs] bool; rows of a step that still belong to the request they did when it was scheduled."""

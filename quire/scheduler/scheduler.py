@@ -70,10 +70,9 @@ class Scheduler:
         max_model_len: most tokens of a request, prompt and output.
         clock: seconds, for events.
         gates: further reasons for which a waiting request must wait.
-        proposer: of draft tokens; None = there are none.
-        controller: says how many of them are verified; None = all that find room.
+        proposer, controller: of drafts, and of how many are verified; None = there are none, all that find room.
         tier: where keys and values are kept beside the cache and the swap space; None = nowhere.
-        max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
+        max_steps_in_flight, waits_for_tokens: as in `SchedulerSetup`.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -91,6 +90,7 @@ class Scheduler:
         controller: DraftController | None = None,
         tier: KVTier | None = None,
         max_steps_in_flight: int = 1,
+        waits_for_tokens: bool = False,
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
@@ -130,7 +130,7 @@ class Scheduler:
             rules, self._order, self._table, self._running, self._kv, self._outbox, self._groups, self._tiers
         )
         self._held: frozenset[int] = frozenset()
-        self._in_flight = StepsInFlight(self._table, max_steps_in_flight)
+        self._in_flight = StepsInFlight(self._table, max_steps_in_flight, waits_for_tokens=waits_for_tokens)
 
     # --- requests come and go ---
 
@@ -275,8 +275,8 @@ class Scheduler:
     def _num_wanted_tokens(self, rows: np.ndarray, plan: StepPlan) -> np.ndarray:
         """[num_rows] tokens each row would compute in this step if the budget were no limit."""
         num_left = self._table.num_left(rows)
-        if self._in_flight:
-            num_left[self._in_flight.must_wait(rows)] = 0
+        if self._in_flight.looks_ahead:
+            self._in_flight.leave_out(rows, num_left)
         is_prefill = num_left > 1
         num_wanted = num_wanted_tokens(rows, num_left, self._table, self._limits.caps, len(self._requests))
         num_wanted = self._groups.mask_incomplete(rows, num_wanted)

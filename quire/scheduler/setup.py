@@ -32,6 +32,7 @@ class SchedulerSetup:
         max_model_len: most tokens of a request, prompt and output.
         has_proposer: whether draft tokens are proposed.
         max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
+        waits_for_tokens: the worker does not have a token before its step is taken in.
     """
 
     scheduler: SchedulerConfig
@@ -40,6 +41,7 @@ class SchedulerSetup:
     max_model_len: int
     has_proposer: bool = False
     max_steps_in_flight: int = 1
+    waits_for_tokens: bool = False
 
 
 def make_scheduler(
@@ -67,7 +69,7 @@ def make_scheduler(
     depth = setup.max_steps_in_flight
     more = {
         "proposer": proposer, "controller": controller, "tier": tier,
-        "max_steps_in_flight": depth if depth > 1 else None,
+        "max_steps_in_flight": depth if depth > 1 else None, "waits_for_tokens": setup.waits_for_tokens or None,
     }  # fmt: skip
     more = {name: value for name, value in more.items() if value is not None}  # a plugin need not know of the others
     scheduler: Scheduler = make(

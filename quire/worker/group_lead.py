@@ -20,6 +20,7 @@ from quire.worker.block_tables import BlockTables
 from quire.worker.group_messages import CopyBlocks, CopySlots, GroupMessage, Meet, SampleLogits, SwapBlocks
 from quire.worker.group_steps import GroupStep
 from quire.worker.input_batch import InputBatch
+from quire.worker.late_rows import LateHidden, LateRows
 from quire.worker.step_channel import StepChannel
 
 
@@ -32,6 +33,7 @@ class GroupLead:
         step: computes this rank's part.
         block_tables: of all rows.
         abort: ends what other ranks wait for, naming a rank.
+        late_rows: hidden states that come from another pipeline stage; None = they are computed here.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class GroupLead:
         step: GroupStep,
         block_tables: BlockTables,
         abort: Callable[[int], None],
+        late_rows: LateRows | None = None,
     ) -> None:
         self._communicator = communicator
         self._channel = channel
@@ -49,13 +52,25 @@ class GroupLead:
         self._step = step
         self._block_tables = block_tables
         self._abort = abort
+        self._late_rows = late_rows
 
-    def forward(self, batch: InputBatch, *, wants_all: bool) -> torch.Tensor:
+    def forward(self, batch: InputBatch, *, wants_all: bool) -> torch.Tensor | LateHidden:
         """The hidden states of a step, computed by all ranks."""
         message = self._step.message(batch, self._block_tables, wants_all=wants_all)
         with self.together("a step"):
+            if self._late_rows is not None:
+                self._late_rows.make_room()
             self._channel.send(message)
-            return self._step.run(message, batch)
+            hidden = self._step.run(message, batch)
+        if self._late_rows is None:
+            return hidden
+        index = np.arange(batch.num_tokens) if wants_all else batch.logits_indices
+        return self._late_rows.expect(batch.num_tokens, index)
+
+    def take(self, hidden: LateHidden) -> torch.Tensor:
+        """Those of a step, once the stages behind this one have computed it."""
+        with self.together("a step"):
+            return hidden.take()
 
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size], of which every rank computes a part."""

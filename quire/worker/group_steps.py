@@ -145,27 +145,16 @@ class GroupStep:
         )
 
     def run(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank; of several stages rank 0
-        alone gets them, with zeros for tokens that are not asked for.
+        """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank. The last of several
+        stages sends those that are asked for to rank 0.
         """
         hidden = self._forward(step, batch)
-        return hidden if self._stage is None else self._return(self._stage, step, batch, hidden)
-
-    def _return(self, stage: PipelineStage, step: ForwardStep, batch: InputBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """From the last stage to rank 0: the rows that are asked for."""
-        ranks, last = stage.communicator, stage.communicator.size - stage.size
-        num_rows = batch.num_tokens if step.wants_all else len(batch.logits_indices)
-        if not num_rows or ranks.rank not in (0, last):
-            return hidden
-        index = torch.from_numpy(batch.logits_indices)
-        if ranks.rank == last:
-            ranks.send(hidden if num_rows == batch.num_tokens else hidden[index], 0)
-            return hidden
-        rows = torch.empty(num_rows, hidden.shape[1], dtype=hidden.dtype)
-        ranks.receive(rows, last)
-        if num_rows == batch.num_tokens:
-            return rows
-        return hidden.new_zeros(hidden.shape).index_copy_(0, index, rows)
+        if self._stage is not None and self._stage.is_last and self._stage.is_lead:
+            num_rows = num_returned(step, batch)
+            if num_rows:
+                rows = hidden if num_rows == batch.num_tokens else hidden[torch.from_numpy(batch.logits_indices)]
+                self._stage.communicator.send(rows, 0)
+        return hidden
 
     def _forward(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
         self._tables.take(step)
@@ -190,6 +179,11 @@ class GroupStep:
         return self._attention.tree_context(
             batch.num_tokens, _writable(found.start_loc), _writable(found.seq_lens), blocks, self._device
         )
+
+
+def num_returned(step: ForwardStep, batch: InputBatch) -> int:
+    """Hidden states that the last of several stages sends to rank 0."""
+    return batch.num_tokens if step.wants_all else len(batch.logits_indices)
 
 
 def _writable(array: np.ndarray) -> np.ndarray:

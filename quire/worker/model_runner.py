@@ -41,6 +41,7 @@ from quire.worker.drafting.inputs import DraftModel
 from quire.worker.group_lead import GroupLead, LeadModel
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_tier import KVTierWorker, StackedTiers
+from quire.worker.late_rows import LateHidden
 from quire.worker.layer_hooks import LayerHooks
 from quire.worker.prepare_inputs import prepare_inputs
 from quire.worker.request_states import RequestStates
@@ -51,11 +52,12 @@ from quire.worker.sampling_step import SamplingStep
 class _ComputedBatch(ComputedStep):
     """A step that was computed: `hidden` is [num_tokens, hidden_size], valid until the next one is.
 
-    Where steps are replayed, `hidden` is where every step of its size leaves its result.
+    Where steps are replayed, `hidden` is where every step of its size leaves its result. Where pipeline stages
+    compute it, it is on its way.
     """
 
     batch: InputBatch
-    hidden: torch.Tensor
+    hidden: torch.Tensor | LateHidden
     copy_times: CopyTimes
     draft_request: DraftRequest | None
     is_capture: bool
@@ -137,7 +139,7 @@ class ModelRunner:
         batch = prepare_inputs(scheduled, self._requests, self._device, states, draft_states)
         self._step_graphs.is_capture = False  # not every step is shown to them
         if not batch.num_reqs:
-            hidden = torch.empty(0, device=self._device)
+            hidden: torch.Tensor | LateHidden = torch.empty(0, device=self._device)
         else:
             hooks = None if self._kv_tier is None else self._kv_tier.layer_hooks()
             hidden = self._forward(batch) if hooks is None else self._forward_with(hooks, batch)
@@ -162,10 +164,14 @@ class ModelRunner:
     def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
         """Choose the tokens of a step that was computed; a step is sampled once."""
         assert isinstance(computed, _ComputedBatch), "a step is sampled by the runner that computed it"
-        output = self._sampling_step.run(computed.batch, computed.hidden, grammar)
+        hidden = computed.hidden
+        if isinstance(hidden, LateHidden):
+            assert self._group is not None, "stages are a group"
+            hidden = self._group.take(hidden)
+        output = self._sampling_step.run(computed.batch, hidden, grammar)
         if self._draft_step is not None and computed.draft_request is not None:
             start = time.perf_counter()
-            batch, hidden = computed.batch, computed.hidden
+            batch = computed.batch
             if batch.trees is not None:
                 assert self._kept_tokens is not None and output.sampled_start_loc is not None, "it was sampled"
                 batch, hidden = along_paths(batch, hidden, self._kept_tokens, output.sampled_start_loc)
@@ -189,7 +195,7 @@ class ModelRunner:
             self._attention.copy_slots(slots)
         self._kept_tokens = tokens
 
-    def _forward(self, batch: InputBatch) -> torch.Tensor:
+    def _forward(self, batch: InputBatch) -> torch.Tensor | LateHidden:
         if self._group is not None:
             return self._group.forward(batch, wants_all=self._wanted(batch) is None)
         hidden = None if batch.trees is not None else self._step_graphs.forward(batch)

@@ -56,6 +56,7 @@ from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
 from quire.worker.kv_tier import AnyBlocks, KVTierWorker
+from quire.worker.late_rows import LateRows
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
 from quire.worker.offloading import OffloadingWorker
@@ -258,8 +259,9 @@ class Worker:
             acceptance = DraftAcceptance(self._acceptance, requests, sampling, ops.sampling, logprobs_mode, ops.device)
         group = drafts = None
         if isinstance(step_tables, StepTables):
+            late_rows = None if ops.stage is None else LateRows(ops.stage, setup.arch.hidden_size, setup.dtype)
             step = GroupStep(self._model, graphs, attention, step_tables, ops.device, ops.stage)
-            group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables, ops.abort)
+            group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables, ops.abort, late_rows)
             drafts = GroupDrafts(ops.communicator, group, step_tables, block_tables, setup.dtype)
             self._follower = GroupFollower(
                 ops.communicator, self._channel, self._model, step, attention, setup.dtype, drafts, kv_caches.transfers

@@ -77,10 +77,33 @@ def test_what_keeps_a_rank_from_loading_is_raised_and_no_process_is_left(monkeyp
     assert children_of(os.getpid()) == before
 
 
-def test_streams_survive_the_death_of_a_rank_in_a_process_of_its_own():
+def test_what_ends_while_its_step_is_under_way_leaves_the_others_as_they_are():
+    """Two stages have two steps under way; a request is aborted in between, and another one gets its row."""
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True, presence_penalty=0.5)
+    prompts = [{"prompt_token_ids": list(range(10 + i, 40 + 3 * i))} for i in range(5)]
+    settings = {**SETTINGS, "max_num_seqs": 4}
+    with LLM("leaf", **settings) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    with ranks_as_threads(), LLM("leaf", pipeline_parallel_size=2, **settings) as llm:
+        engine, found = llm.llm_engine, dict[str, Any]()
+        for number, prompt in enumerate(prompts):
+            engine.add_request(str(number), prompt, params)
+        for step in range(200):
+            if step == 3:
+                engine.abort_request(["1"])
+            found.update(
+                (output.request_id, output.outputs[0].token_ids) for output in engine.step() if output.finished
+            )
+            if not engine.has_unfinished_requests():
+                break
+    assert {number: found[str(number)] for number in (0, 2, 3, 4)} == {n: expected[n] for n in (0, 2, 3, 4)}
+
+
+@pytest.mark.parametrize("size", effort(("pipeline",), ("pipeline", "tensor")))
+def test_streams_survive_the_death_of_a_rank_in_a_process_of_its_own(size: str):
     requests = serving.make_requests(12, 40)
     expected = serving.expected_answers("leaf", requests)
-    engine = AsyncLLM.from_config(build_config(model="leaf", tensor_parallel_size=2, **serving.SETTINGS))
+    engine = AsyncLLM.from_config(build_config(model="leaf", **{f"{size}_parallel_size": 2}, **serving.SETTINGS))
     killed: list[int] = []
 
     def other_rank(engine: AsyncLLM) -> int:

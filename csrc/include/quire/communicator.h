@@ -20,6 +20,7 @@ namespace quire {
 
 constexpr int kMaxRanks = 64;
 constexpr int64_t kMaxMailBytes = 256 << 10;  // of a piece of a message
+constexpr int64_t kMailSlots = 4;             // pieces from one rank to another that may be under way
 
 class Communicator {
  public:
@@ -184,7 +185,7 @@ struct AllToAllArgs {
 };
 void all_to_all(Pool& pool, const AllToAllArgs& args);
 
-// To or from one rank, whatever the others do; a send returns when its last 512 KiB may still be under way.
+// To or from one rank, whatever the others do; a send returns when its last 1 MiB may still be under way.
 struct SendArgs {
   Communicator* communicator;
   const char* data;

@@ -213,7 +213,7 @@ class NativeCommunicator:
         return out
 
     def send(self, tensor: torch.Tensor, to: int) -> None:
-        """To one rank; returns when the last 512 KiB may still be under way."""
+        """To one rank; returns when the last 1 MiB may still be under way."""
         check_tensor("tensor", tensor, (tensor.dtype,), tuple(tensor.shape))
         with _failing():
             self._native.send(self._runtime.pool, tensor.data_ptr(), tensor.numel() * tensor.itemsize, to)
@@ -225,6 +225,11 @@ class NativeCommunicator:
             self._native.receive(
                 self._runtime.pool, tensor.data_ptr(), tensor.numel() * tensor.itemsize, source, is_patient
             )
+
+    def has_room_for(self, sizes: Sequence[int]) -> bool:
+        """Whether messages of so many bytes to one rank fit its mailbox together."""
+        library = load_library()
+        return bool(sum(-(-size // library.MAIL_BYTES) for size in sizes) <= library.MAIL_SLOTS)
 
     def receive_new(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> torch.Tensor:
         """As `receive`, into a new tensor; in a recorded step it is that of every replay."""

@@ -56,6 +56,7 @@ def make_setup(
     max_num_seqs: int = 8,
     budget: int = 64,
     max_steps_in_flight: int = 1,
+    waits_for_tokens: bool = False,
     prefix_caching: bool = True,
     watermark: float = 0.0,
     groups: Sequence[Group] = (FULL,),
@@ -74,6 +75,7 @@ def make_setup(
         kv_cache=make_kv_cache_config(num_blocks, block_size, groups, num_swap_blocks, more_pools),
         max_model_len=max_model_len,
         max_steps_in_flight=max_steps_in_flight,
+        waits_for_tokens=waits_for_tokens,
     )
 
 

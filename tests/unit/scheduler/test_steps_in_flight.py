@@ -131,6 +131,24 @@ def test_a_row_that_was_given_to_another_request_takes_nothing_that_was_in_fligh
     assert engine.tokens[1] == expected_answer(second, 100)[0]
 
 
+def test_rows_whose_tokens_the_worker_has_late_wait_and_share_the_steps():
+    """As with pipeline stages: while one half of the rows is computed, the other half is scheduled."""
+    scheduler = make_scheduler(max_steps_in_flight=2, waits_for_tokens=True, max_num_seqs=8)
+    engine = LateEngine(scheduler, depth=2)
+    requests = [make_request(handle, 3 + handle, max_tokens=9) for handle in range(5)]
+    engine.add(*requests)
+    rows_in_flight = []
+    while scheduler.has_unfinished_requests():
+        waiting = [set(step.rows[step.output.is_sampling].tolist()) for step, _ in engine.in_flight]
+        output = engine.step()
+        if output is not None:
+            assert not set(output.rows.tolist()) & set().union(*waiting), "no row goes on before its token is known"
+            rows_in_flight.append(len(output.rows) + sum(map(len, waiting)))
+    engine.drain()
+    assert all(engine.tokens[request.handle] == expected_answer(request, 100)[0] for request in requests)
+    assert rows_in_flight.count(5) > len(rows_in_flight) / 2, "nearly always all rows are under way"
+
+
 def test_more_steps_than_the_depth_are_refused():
     scheduler = make_scheduler(max_steps_in_flight=2)
     scheduler.add_request(make_request(0, max_tokens=9))
@@ -156,9 +174,13 @@ def test_beams_wait_for_their_tokens_and_others_do_not():
     st.sampled_from(["fcfs", "priority", "fair", "shortest"]),
     st.sampled_from([None, Guesses()]),
     st.sampled_from([2, 3]),
+    st.booleans(),
 )
-def test_however_late_results_are_every_request_ends_with_its_own_answer(config, script, policy, proposer, depth):
-    config = {**config, "scheduling_policy": policy, "proposer": proposer, "max_steps_in_flight": depth}
+def test_however_late_results_are_every_request_ends_with_its_own_answer(config, script, policy, proposer, depth, late):
+    config = {
+        **config, "scheduling_policy": policy, "proposer": proposer, "max_steps_in_flight": depth,
+        "waits_for_tokens": late,
+    }  # fmt: skip
     engine, accepted = play(config, script, lambda scheduler, **options: LateEngine(scheduler, depth=depth, **options))
     check_answers(engine, accepted)
     assert engine.scheduler.get_request_counts() == (0, 0)
