@@ -75,7 +75,7 @@ class Drafters:
 
     def settings(self, method: str, *, is_controlled: bool = False) -> dict[str, Any]:
         """Of an engine that drafts whenever it may, or as the controller says."""
-        make = METHODS[method]
+        make = ALL_METHODS[method]
         if make is None:
             return {}
         settings = make(self)
@@ -128,6 +128,12 @@ def _medusa(drafters: Drafters) -> dict[str, Any]:
     return _of_model("medusa", drafters.model("medusa", write))
 
 
+def _medusa_trees(drafters: Drafters) -> dict[str, Any]:
+    settings = _medusa(drafters)
+    settings["speculative_config"]["speculative_token_tree"] = "[(0,), (1,), (0, 0)]"
+    return settings
+
+
 def _mtp(drafters: Drafters) -> dict[str, Any]:
     def write(to: Path) -> Path:
         return fitted_heads.write_with_mtp(to, drafters.states, drafters.target.directory)
@@ -148,6 +154,9 @@ METHODS: dict[str, Callable[[Drafters], dict[str, Any]] | None] = {
     "suffix, else eagle": lambda drafters: _eagle(drafters, ["suffix", "eagle"]),
 }
 """Method -> settings of an engine; a method joins by a line."""
+
+ALL_METHODS = {**METHODS, "medusa, trees": _medusa_trees}
+"""With ways of using one, which `make test-speculation` tries besides."""
 
 
 @cache

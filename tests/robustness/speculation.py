@@ -1,7 +1,7 @@
 """`make test-speculation`: the same bytes with drafts, of every method, for every kind of request, on every tier.
 
 Requests of all kinds in turn (`speculated_requests`) are answered without drafts, then by each method of
-`drafting_methods.METHODS` in each of `CIRCUMSTANCES`; tokens, texts, ends and the bits of log-probabilities must be
+`drafting_methods.ALL_METHODS` in each of `CIRCUMSTANCES`; tokens, texts, ends and the bits of log-probabilities must be
 equal. On the best tier of the machine `leaf` answers COUNT requests by every method in every circumstance, and random
 weights of the shape of a 0.5B model a tenth, preempted. On the other tiers in bfloat16, and on the best one in int8 and
 int4, every method is tried with a tenth; on every pair of a tier and a format, and with a cache of eight bits, a few of
@@ -32,13 +32,17 @@ from typing import Any
 from quire import LLM, RequestOutput
 from quire.models.hub import resolve_model_path
 from tests.models.checkpoints import CHAT_TEMPLATE
-from tests.robustness.drafting_methods import METHODS, ORACLE, Drafters, Target, shipping_heads
+from tests.robustness.drafting_methods import ALL_METHODS, ORACLE, Drafters, Target, shipping_heads
 from tests.robustness.killed_drafts import kill_in_the_middle
 from tests.robustness.oracle import Oracle, drafting
 from tests.robustness.speculated_requests import Answer, Asked, answer_of, generate, make_requests, sequences
 
 ROOT = Path(__file__).parents[2]
-SETTINGS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 24, "block_size": 16, "max_num_batched_tokens": 512}
+# A machine that is busy compiles grammars slowly, and threads that wait for each other are slower than one.
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 512, "max_num_seqs": 24, "block_size": 16, "max_num_batched_tokens": 512, "num_threads": 1,
+    "structured_outputs_compile_timeout": 60.0,
+}  # fmt: skip
 PREEMPTED, SWAPPED, ALONE = "preempted", "swapped", "alone"
 PLAIN = "room for all, then prefix hits"
 SMALL_POOL = {"num_gpu_blocks_override": 60}
@@ -235,7 +239,7 @@ def plan(tiers: Sequence[str], count: int) -> Iterator[Part]:
         tiers: the best first.
         count: of requests to `leaf`.
     """
-    every, tenth, few = tuple(METHODS), max(1, round(count / 10)), max(1, round(count / 100))
+    every, tenth, few = tuple(ALL_METHODS), max(1, round(count / 10)), max(1, round(count / 100))
     others = tuple(name for name in every if name != ORACLE)  # the oracle is of this process
     here = tuple(name for name in CIRCUMSTANCES if name not in (CONTROLLED, KILLED))
     best = tiers[0]
