@@ -6,34 +6,45 @@ import numpy as np
 
 from quire.worker.drafting.inputs import ModelDrafts
 
+LEAST_CHANCE = 0.25
+"""Chance of a draft to stand, with all before it, under which none is computed behind it where a controller decides.
+
+Of heads and small draft models a pass, with the draft's verification, costs about that share of a step.
+"""
+
 
 class Chains:
     """Drafts of n rows, one behind the other.
 
     Args:
         most: [n] int; most drafts of each row; 0 = none are wanted.
+        least_chance: a chain ends with a draft whose chance, the product of the scores up to it, is less.
 
     Attributes:
         counts: [n] int32; drafts of each row so far.
         token_ids: [n, largest of most] int32; those behind a row's last draft mean nothing.
     """
 
-    def __init__(self, most: np.ndarray) -> None:
+    def __init__(self, most: np.ndarray, least_chance: float = 0.0) -> None:
         width = max(1, int(most.max(initial=0)))
         self._most = most
+        self._least_chance = least_chance
         self.counts = np.zeros(len(most), dtype=np.int32)
         self.token_ids = np.zeros((len(most), width), dtype=np.int32)
         self._scores = np.zeros((len(most), width), dtype=np.float32)
+        self._chances = np.ones(len(most), dtype=np.float32)
 
     def extend(self, entries: np.ndarray, token_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Put a draft behind the chains `entries` ([m]); those that want another one. An id of -1 ends its chain."""
+        """Put a draft behind the chains `entries` ([m]); those that go on. An id of -1 ends its chain."""
         is_token = token_ids >= 0
         entries, token_ids, scores = entries[is_token], token_ids[is_token], scores[is_token]
         places = self.counts[entries]
         self.token_ids[entries, places] = token_ids
         self._scores[entries, places] = scores
         self.counts[entries] = places + 1
-        goes_on: np.ndarray = entries[places + 1 < self._most[entries]]
+        self._chances[entries] *= scores
+        is_wanted = (places + 1 < self._most[entries]) & (self._chances[entries] >= self._least_chance)
+        goes_on: np.ndarray = entries[is_wanted]
         return goes_on
 
     def newest(self, entries: np.ndarray) -> np.ndarray:

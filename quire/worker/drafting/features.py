@@ -44,6 +44,7 @@ class FeatureDrafts:
         aux: where the target leaves the states that features are made from; None = they are its hidden states.
         graphs: of the head; None = it runs call by call.
         group: the other ranks that compute the head, in the place of graphs; None = there are none.
+        least_chance: as of `Chains`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class FeatureDrafts:
         aux: AuxStates | None = None,
         graphs: HeadGraphs | None = None,
         group: GroupDrafts | None = None,
+        least_chance: float = 0.0,
     ) -> None:
         self._head = head
         self._group = group
@@ -66,6 +68,7 @@ class FeatureDrafts:
         self._block_tables = block_tables
         self._pages = pages
         self._choice = choice
+        self._least_chance = least_chance
         self._device = device
         self._max_model_len = max_model_len
         self._aux = aux
@@ -86,7 +89,7 @@ class FeatureDrafts:
         # Pairs end one token before the newest; those of all drafts but the last are written.
         longest = np.minimum(inputs.num_slots, self._max_model_len)
         most = np.maximum(np.minimum(inputs.max_tokens, longest - inputs.num_tokens + 2), 0)
-        chains = Chains(most)
+        chains = Chains(most, self._least_chance)
         if not len(inputs.rows):
             return chains.drafts()
         features = self._fill(inputs)

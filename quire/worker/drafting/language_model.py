@@ -30,6 +30,7 @@ class DraftLanguageModel:
     Args:
         max_model_len: longest sequence of the model, in tokens: there are no drafts beyond it.
         max_fill_tokens: of missing tokens, most that one call computes; a row with more missing waits for its drafts.
+        least_chance: as of `Chains`.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class DraftLanguageModel:
         device: torch.device,
         max_model_len: int,
         max_fill_tokens: int,
+        least_chance: float = 0.0,
     ) -> None:
         self._passes = passes
         self._pages = pages
         self._choice = choice
+        self._least_chance = least_chance
         self._device = device
         self._max_model_len = max_model_len
         self._max_fill_tokens = max_fill_tokens
@@ -58,7 +61,7 @@ class DraftLanguageModel:
         # The newest token's keys and each draft's but the last one's are written: so far there must be blocks.
         longest = np.minimum(inputs.num_slots, self._max_model_len)
         most = np.where(num_tokens > longest, 0, np.minimum(inputs.max_tokens, longest - num_tokens + 1))
-        chains = Chains(most)
+        chains = Chains(most, self._least_chance)
         asked = np.flatnonzero(most > 0)
         if len(asked):
             ready, hidden = self._fill(inputs, asked)

@@ -33,6 +33,7 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import NoGraphs
 from quire.worker.device.ops import DeviceOps
+from quire.worker.drafting.chain import LEAST_CHANCE
 from quire.worker.drafting.choice import DraftChoice
 from quire.worker.drafting.feature_model import FeatureGraphs, FeatureModel
 from quire.worker.drafting.features import FeatureDrafts
@@ -281,7 +282,8 @@ class LanguageModelDrafter:
         limits = setup.limits
         most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
         pages = _pages(cache, attention, self._files)
-        return DraftLanguageModel(passes, pages, choice, ops.device, longest, most_fill)
+        chance = _least_chance(setup)
+        return DraftLanguageModel(passes, pages, choice, ops.device, longest, most_fill, chance)
 
 
 class FeatureDrafter:
@@ -319,8 +321,9 @@ class FeatureDrafter:
         elif graphs is not None:
             graphs.capture(common_sizes(_most_captured(setup)))
         return FeatureDrafts(
-            self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group
-        )
+            self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group,
+            _least_chance(setup),
+        )  # fmt: skip
 
 
 class MedusaDrafter:
@@ -361,6 +364,12 @@ class MedusaDrafter:
 def _most_captured(setup: WorkerSetup) -> int:
     """Tokens up to which steps of what drafts are captured at start: those of a few rows."""
     return min(setup.block_size, min(MOST_CAPTURED_ROWS, setup.limits.max_num_seqs) * (1 + setup.limits.num_drafts))
+
+
+def _least_chance(setup: WorkerSetup) -> float:
+    """Of chains of drafts: where all are verified that are proposed, as many are proposed as were asked for."""
+    speculative = setup.config.speculative
+    return LEAST_CHANCE if speculative is not None and speculative.enable_adaptive_verification else 0.0
 
 
 def _prefixed(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:

@@ -167,3 +167,12 @@ def test_a_chain_ends_at_its_limit_and_at_a_token_that_is_none() -> None:
     assert drafts.counts.tolist() == [2, 0, 1]
     assert drafts.token_ids.tolist() == [7, 9, 8]
     assert drafts.scores.tolist() == [0.5, 0.5, 0.25]
+
+
+def test_a_chain_ends_behind_a_draft_that_is_unlikely_to_stand_with_all_before_it() -> None:
+    chains = Chains(np.array([3, 3, 3]), least_chance=0.25)
+    active = chains.extend(np.array([0, 1, 2]), ids(1, 2, 3), np.array([0.5, 0.25, 0.2], dtype=np.float32))
+    assert active.tolist() == [0, 1]
+    active = chains.extend(active, ids(4, 5), np.array([0.5, 0.9], dtype=np.float32))
+    assert active.tolist() == [0], "0.5 * 0.5 is enough, 0.25 * 0.9 is not"
+    assert chains.drafts().counts.tolist() == [2, 2, 1]
