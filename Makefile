@@ -92,6 +92,10 @@ bench-switch: $(VENV)/.test        ## how long a model of 1 GB takes to come bac
 bench-data-parallel: $(VENV)/.test ## replicas under a tenant flood: fair shares across them, prefix hits; counts on a virtual clock, half a minute
 	$(BIN)/python -m tests.robustness.data_parallel --requests $(or $(REQUESTS),4000)
 
+.PHONY: bench-front-ends
+bench-front-ends: $(VENV)/.test    ## CPU time per streamed token of each process, one front end and two, before an engine that costs nothing; 1 minute
+	$(BIN)/python -m benchmarks.server.bench_front_ends $(if $(WALL),--wall)
+
 .PHONY: bench-plan
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
@@ -167,6 +171,10 @@ sanitize: $(VENV)/.native         ## native kernel tests under ASan and UBSan, t
 
 fuzz-kernels: $(VENV)/.test        ## random right and wrong calls of the native kernels; SECONDS=60 by default
 	$(BIN)/python -m tests.robustness.fuzz --seconds $(or $(SECONDS),60)
+
+.PHONY: test-front-ends
+test-front-ends: $(VENV)/.test     ## front ends killed one by one under load: whose connections break, limits exact; ROUNDS=30
+	$(BIN)/python -m tests.robustness.front_ends --rounds $(or $(ROUNDS),30) --seed $(or $(SEED),0)
 
 soak: $(VENV)/.test                ## requests of mixed sizes at saturation: no false alarm, nothing grows; REQUESTS=20000 or SECONDS
 	$(BIN)/python -m tests.robustness.soak $(if $(SECONDS),--seconds $(SECONDS),--requests $(or $(REQUESTS),20000))

@@ -22,6 +22,7 @@ class Exchange:
         status: 0 = nothing came back.
         pieces: (monotonic seconds, bytes) of the body as it came.
         is_complete: the body ended as HTTP says it must.
+        local_port: of the client's end of the connection.
     """
 
     sent_s: float = field(default_factory=time.monotonic)
@@ -29,6 +30,7 @@ class Exchange:
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     is_complete: bool = False
+    local_port: int = 0
 
     @property
     def body(self) -> bytes:
@@ -62,6 +64,7 @@ async def ask(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
         return exchange
+    exchange.local_port = writer.get_extra_info("sockname")[1]
     try:
         writer.write(request_bytes(path, body, key))
         await _read_answer(reader, exchange)

@@ -1,6 +1,7 @@
 """`make test-kill-matrix`: a server with two replicas, parts of which are killed at chosen moments; ROUNDS=200.
 
-Every stream must be whole and say what it says undisturbed. `VICTIMS` and `MOMENTS` are tables: a new kind of process
+Every stream must be whole and say what it says undisturbed; of a front end that is killed, those that were its own may
+break, and no other. `VICTIMS` and `MOMENTS` are tables: a new kind of process
 or of moment is one entry.
 """
 
@@ -19,7 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.robustness.http_streams import Exchange, answer_of, ask
-from tests.robustness.server_process import ServerProcess, children_of, wait_until
+from tests.robustness.server_process import (
+    ServerProcess,
+    children_of,
+    cores_of,
+    front_ends_of,
+    server_of_connections,
+    wait_until,
+)
 from tests.robustness.soak import metric
 from tests.robustness.survive import Request, Undisturbed, undisturbed
 
@@ -34,7 +42,8 @@ SCHEMA = {
                                                                        "minItems": 4, "maxItems": 8}},
     "required": ["name", "ages"],
 }  # fmt: skip
-Victim = Callable[[ServerProcess, random.Random], Awaitable[None]]
+Victim = Callable[[ServerProcess, random.Random], Awaitable[int | None]]
+"""Kills something; the front end that it killed, whose connections break, or None."""
 
 
 # --- who is killed ---
@@ -42,7 +51,14 @@ Victim = Callable[[ServerProcess, random.Random], Awaitable[None]]
 
 async def core(server: ServerProcess, rng: random.Random) -> None:
     """The engine core of a replica."""
-    os.kill(rng.choice(children_of(server.pid)), signal.SIGKILL)
+    os.kill(rng.choice(cores_of(server.pid)), signal.SIGKILL)
+
+
+async def front_end(server: ServerProcess, rng: random.Random) -> int:
+    """One of the front ends."""
+    victim = rng.choice(front_ends_of(server.pid))
+    os.kill(victim, signal.SIGKILL)
+    return victim
 
 
 async def replica(server: ServerProcess, rng: random.Random) -> None:
@@ -60,8 +76,14 @@ async def other_rank(server: ServerProcess, rng: random.Random) -> None:
     os.kill(rng.choice([pid for core_pid in children_of(server.pid) for pid in children_of(core_pid)]), signal.SIGKILL)
 
 
-VICTIMS: dict[str, Victim] = {"core": core, "replica": replica, "other rank": other_rank}
-VICTIM_FLAGS: dict[str, tuple[str, ...]] = {"other rank": ("--tensor-parallel-size", "2")}
+TWO_FRONT_ENDS = ("--api-server-count", "2")
+VICTIMS: dict[str, Victim] = {
+    "core": core, "replica": replica, "other rank": other_rank, "front end": front_end, "core behind front ends": core,
+}  # fmt: skip
+VICTIM_FLAGS: dict[str, tuple[str, ...]] = {
+    "other rank": ("--tensor-parallel-size", "2"), "front end": TWO_FRONT_ENDS,
+    "core behind front ends": TWO_FRONT_ENDS,
+}  # fmt: skip
 """What the server of a victim is started with; streams are compared within one server."""
 
 
@@ -148,6 +170,7 @@ class Tally:
     Attributes:
         reached: rounds whose moment came before the streams ended.
         streams, differ: of all rounds.
+        broken: streams of front ends that were killed, which are not compared.
         moved: answers that went on at another core.
     """
 
@@ -155,6 +178,7 @@ class Tally:
     reached: Counter[tuple[str, str]] = field(default_factory=Counter)
     streams: int = 0
     differ: int = 0
+    broken: int = 0
     moved: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -175,15 +199,22 @@ async def play(server: ServerProcess, victim: str, moment: str, usual: Undisturb
             tally.reached[victim, moment] += not all(one.done() for one in streams)
             break
         await asyncio.sleep(0.002)
-    await VICTIMS[victim](server, rng)
+    servers = server_of_connections(server.port, front_ends_of(server.pid))
+    killed = await VICTIMS[victim](server, rng)
     await asyncio.gather(*streams)
     tally.rounds[victim, moment] += 1
     tally.streams += len(streams)
     for number, one in enumerate(exchanges):
-        if not one.is_whole or answer_of(one) != usual.answers[number]:
+        if not one.is_whole and killed is not None and servers.get(one.local_port) == killed:
+            tally.broken += 1
+        elif not one.is_whole or answer_of(one) != usual.answers[number]:
             tally.differ += 1
             tally.wrong.append(f"{victim} in {moment}, seed {seed}: stream {number} of status {one.status}")
-    await asyncio.to_thread(wait_until, lambda: len(children_of(server.pid)) == 2, "there are two cores again")
+    await asyncio.to_thread(wait_until, lambda: len(cores_of(server.pid)) == 2, "there are two cores again")
+    if killed is not None:
+        await asyncio.to_thread(wait_until, lambda: len(front_ends_of(server.pid)) == 2, "there are two front ends")
+        while await value_of(server, "vllm:num_requests_running"):
+            await asyncio.sleep(0.02)
     while (await ask(server.port, "/ready")).status != 200 or await value_of(server, "quire:replicas_ready") < 2:
         await asyncio.sleep(0.02)
     tally.moved += int(await value_of(server, "quire:resumed_streams") - resumed)
@@ -223,7 +254,7 @@ def main() -> int:
     for line in tally.wrong:
         print(f"wrong: {line}")
     print(f"kill matrix: {sum(tally.rounds.values())} rounds, {tally.streams} streams, {tally.differ} differ, "
-          f"{tally.moved} continued on another core")  # fmt: skip
+          f"{tally.broken} of killed front ends broke, {tally.moved} continued on another core")  # fmt: skip
     return 1 if tally.wrong or any(not tally.reached[cell] for cell in tally.rounds) else 0
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,13 +27,14 @@ class ServerProcess:
     Args:
         flags: of `quire serve`.
         model: None = `flags` name the models.
+        environment: variables beside those of this process.
 
     Attributes:
         pid: of the front-end.
         port: where it listens.
     """
 
-    def __init__(self, *flags: str, model: str | None = "leaf") -> None:
+    def __init__(self, *flags: str, model: str | None = "leaf", environment: Mapping[str, str] | None = None) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="q")
         root = Path(self._directory.name)
         self._log_path, self._temporary = root / "log", root / "t"
@@ -43,7 +44,7 @@ class ServerProcess:
         with self._log_path.open("w") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=log,
-                env={**os.environ, "TMPDIR": str(self._temporary)},
+                env={**os.environ, "TMPDIR": str(self._temporary), **(environment or {})},
             )  # fmt: skip
         self.pid = self._process.pid
         try:
@@ -131,6 +132,25 @@ def front_ends_of(pid: int) -> list[int]:
 def cores_of(pid: int) -> list[int]:
     """Those of a process's children that are not."""
     return [one for one in children_of(pid) if FRONT_END not in _command_of(one)]
+
+
+def server_of_connections(port: int, pids: Sequence[int]) -> dict[int, int]:
+    """Client's port of each connection to a server's port -> which of its processes has it."""
+    inodes: dict[str, int] = {}
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(fd)
+            except OSError:  # closed meanwhile
+                continue
+            if target.startswith("socket:["):
+                inodes[target[8:-1]] = pid
+    found: dict[int, int] = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if int(fields[1].rpartition(":")[2], 16) == port and fields[9] in inodes:
+            found[int(fields[2].rpartition(":")[2], 16)] = inodes[fields[9]]
+    return found
 
 
 def _command_of(pid: int) -> str:

@@ -1,0 +1,1 @@
+"""An engine that computes nothing: an executor plugin whose steps give fixed tokens at a fixed pace."""
