@@ -93,6 +93,10 @@ class DraftMetrics:
         """(draft tokens verified, draft tokens accepted) so far."""
         return value_of([self._draft_tokens]), value_of([self._accepted])
 
+    def note(self, stats: SpeculationStats) -> None:
+        """As `show`, where another process counts: only `told` changes."""
+        self._told = stats
+
     def show(self, stats: SpeculationStats) -> None:
         """Take in what the engine core has decided since it started."""
         before, self._told = self._told.controller, stats

@@ -54,6 +54,10 @@ def test_both_serve_the_same_bytes_and_each_counts_for_all(server):
         for _ in range(4):
             assert await metric(server, "vllm:generation_tokens_total") == before + 4 * 32
             assert await metric(server, 'vllm:request_success_total{engine="0",finished_reason="length"') >= 4
+        for _ in range(2):
+            shown = json.loads((await ask(server.port, "/debug/requests", key=OPS)).body)["requests"]
+            assert sum(one["output_tokens"] == 32 for one in shown) == 4
+            assert json.loads((await ask(server.port, "/debug/state", key=OPS)).body)["models"][0]["engines"]
         assert (await ask(server.port, "/health")).status == 200
         assert (await ask(server.port, "/reset_prefix_cache", {}, key=OPS)).status == 200
 

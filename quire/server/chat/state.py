@@ -254,6 +254,8 @@ def make_model_state(
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
     if parts.peers is None:
         engine.step_listeners.append(metrics.record_step)
+    elif (drafts := metrics.drafts) is not None:
+        engine.step_listeners.append(lambda step: None if step.speculation is None else drafts.note(step.speculation))
     if num_replicas == 1:
         engine.step_listeners.append(lambda step: state.admission.note_step(step.stats))
     else:

@@ -15,6 +15,7 @@ import msgspec
 
 from quire.core.live_state import ChunkRecord, EngineState, ProcessState
 from quire.errors import EngineDeadError
+from quire.metrics.family_sums import SummedTotals
 from quire.server.api.openai.info_routes import speculation_info
 from quire.server.chat.state import ServerParts, ServerState
 from quire.server.debug.series import SeriesLog
@@ -94,12 +95,15 @@ class StateFeed:
     async def _model(self, state: ServerState) -> tuple[ModelLive, SeriesLog]:
         name, engine = state.model_names[0], state.engine
         log = self._logs.get(name)
-        if log is None or log.metrics is not state.metrics:
-            log = self._logs[name] = SeriesLog(state.metrics, time.time)
+        peers = self._parts.peers
+        if log is None or (peers is None and log.metrics is not state.metrics):
+            log = self._logs[name] = SeriesLog(state.metrics if peers is None else SummedTotals(), time.time)
+        if peers is not None and isinstance(log.metrics, SummedTotals):
+            log.metrics.update(await peers.families(state.metrics.all_series()))
         log.look()
         engines, problem = await self._engines(state, name)
         live = ModelLive(
-            names=list(state.model_names), num_answers=state.num_answers, is_draining=state.is_draining,
+            names=list(state.model_names), num_answers=state.admission.num_answers, is_draining=state.is_draining,
             is_paused=engine.is_paused, restarts=engine.num_restarts, resumed=engine.num_resumed,
             predicted_wait_s=state.admission.estimated_wait_s(), problem=problem,
             speculation=speculation_info(engine.config, state.metrics.drafts), engines=engines,

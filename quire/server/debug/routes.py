@@ -83,11 +83,14 @@ class DebugRoutes:
     async def requests(self, request: Request) -> Response:
         """When the latest requests were where, the running ones first: phases, events, why prefixes ended."""
         self._require_operator(request)
-        recent = self._parts.recent
+        recent, peers = self._parts.recent, self._parts.peers
+        known = () if recent is None else recent.timelines()
+        if peers is not None:
+            known = iter(sorted([*known, *await peers.requests()], key=lambda one: (one.status != 0, -one.received)))
         limit = int(_number(request.query_params.get("limit", "100"), "limit", 1, 1000))
         wanted = request.query_params.get("id")
         shown_ones = []
-        for one in () if recent is None else recent.timelines():
+        for one in known:
             if wanted is None or wanted in (one.id, one.request_id):
                 shown_ones.append(self._with_chunks(one))
             if len(shown_ones) >= limit:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.family_sums import SummedTotals
 from quire.metrics.live_totals import LiveTotals
 from quire.server.debug.state import Series
 
@@ -19,11 +20,11 @@ class SeriesLog:
     """Points of one model.
 
     Args:
-        metrics: where it is counted.
+        metrics: where it is counted: an `EngineMetrics`, or sums of several front ends.
         clock: Unix seconds.
     """
 
-    def __init__(self, metrics: EngineMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: EngineMetrics | SummedTotals, clock: Callable[[], float]) -> None:
         self.metrics = metrics
         self._clock = clock
         self._before: tuple[float, LiveTotals] | None = None

@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from quire.engine.front_ends.messages import OwnerAnswer, OwnerCall, Report, ReportWanted
 from quire.engine.front_ends.remote import RemoteEngine
 from quire.logger import get_logger
-from quire.metrics.family_sums import Family, families_of, merged, page_of
+from quire.metrics.family_sums import Family, families_of, merged
 from quire.server.http.errors import UNAVAILABLE, ApiError
 from quire.server.http.peers import FORWARDED, ResponseKey, Route
 from quire.server.http.recent_requests import RecentRequests, RequestTimeline
@@ -50,10 +50,10 @@ class FrontEndPeers:
         self._directory = directory
         self._slot = slot
 
-    async def metrics_page(self, own: Collector) -> bytes:
+    async def families(self, own: Collector) -> list[Family]:
         """As `Peers`."""
         reports = await self._reports("metrics")
-        return page_of(merged([families_of(own), *map(_decode_families, reports)]))
+        return merged([families_of(own), *map(_decode_families, reports)])
 
     async def requests(self) -> list[RequestTimeline]:
         """As `Peers`."""

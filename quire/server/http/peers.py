@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.metrics.family_sums import Family
 from quire.server.http.recent_requests import RequestTimeline
 
 FORWARDED = "is_forwarded"
@@ -21,7 +22,7 @@ ResponseKey = tuple[str, str]
 class Peers(Protocol):
     """The other front ends of a server."""
 
-    async def metrics_page(self, own: Collector) -> bytes:
+    async def families(self, own: Collector) -> list[Family]:
         """What all front ends and the owner have counted; `own` is this one's part."""
 
     async def requests(self) -> list[RequestTimeline]:

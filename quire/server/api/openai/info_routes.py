@@ -13,6 +13,7 @@ from quire.config import QuireConfig
 from quire.engine.protocol import Scalable
 from quire.errors import EngineDeadError, ValidationError
 from quire.metrics.draft_metrics import DraftMetrics
+from quire.metrics.family_sums import page_of
 from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.reading import RequestFields
@@ -151,7 +152,7 @@ class InfoRoutes(PlainRoutes):
             )
         await self._state.look_at_processes()
         metrics, peers = self._state.metrics, self._state.parts.peers
-        page = metrics.render() if peers is None else await peers.metrics_page(metrics.all_series())
+        page = metrics.render() if peers is None else page_of(await peers.families(metrics.all_series()))
         return Response(page, headers={"content-type": METRICS_TYPE})
 
     async def _read(self, request: Request, fields: RequestFields[Any]) -> tuple[Any, Warnings]:
