@@ -66,10 +66,8 @@ class Division:
             )  # fmt: skip
 
     def layers_of(self, stage: int, num_layers: int) -> range:
-        """The layers of a stage; the first stages have one more where they do not divide."""
-        least, more = divmod(num_layers, self.num_stages)
-        first = stage * least + min(stage, more)
-        return range(first, first + least + (stage < more))
+        """The layers of a stage, as `config.pipeline.divide_layers` divides those that share no cache."""
+        return range(num_layers * stage // self.num_stages, num_layers * (stage + 1) // self.num_stages)
 
 
 def divides_heads(arch: ModelArch, mixer: AttentionArch, num_ranks: int) -> bool:

@@ -16,6 +16,8 @@ from quire.config.build import build_config
 from quire.engine.async_llm import AsyncLLM
 from quire.errors import EngineDeadError
 from quire.executor import rank_process
+from quire.flight_recorder.reader import read_recording
+from quire.flight_recorder.replay import Replay
 from tests.e2e import serving
 from tests.effort import effort
 from tests.models.families.cases import CASES
@@ -77,14 +79,16 @@ def test_what_keeps_a_rank_from_loading_is_raised_and_no_process_is_left(monkeyp
     assert children_of(os.getpid()) == before
 
 
-def test_what_ends_while_its_step_is_under_way_leaves_the_others_as_they_are():
-    """Two stages have two steps under way; a request is aborted in between, and another one gets its row."""
+def test_what_ends_while_its_step_is_under_way_leaves_the_others_as_they_are(tmp_path: Path):
+    """Two stages have two steps under way; a request is aborted in between, and another one gets its row. The recording
+    of their schedule replays without stages.
+    """
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True, presence_penalty=0.5)
     prompts = [{"prompt_token_ids": list(range(10 + i, 40 + 3 * i))} for i in range(5)]
     settings = {**SETTINGS, "max_num_seqs": 4}
     with LLM("leaf", **settings) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
-    with ranks_as_threads(), LLM("leaf", pipeline_parallel_size=2, **settings) as llm:
+    with ranks_as_threads(), LLM("leaf", pipeline_parallel_size=2, flight_recorder=str(tmp_path), **settings) as llm:
         engine, found = llm.llm_engine, dict[str, Any]()
         for number, prompt in enumerate(prompts):
             engine.add_request(str(number), prompt, params)
@@ -97,6 +101,8 @@ def test_what_ends_while_its_step_is_under_way_leaves_the_others_as_they_are():
             if not engine.has_unfinished_requests():
                 break
     assert {number: found[str(number)] for number in (0, 2, 3, 4)} == {n: expected[n] for n in (0, 2, 3, 4)}
+    replayed = Replay(read_recording(tmp_path)).run()
+    assert replayed.first_difference is None and replayed.num_steps > 12
 
 
 @pytest.mark.parametrize("size", effort(("pipeline",), ("pipeline", "tensor")))
