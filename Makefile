@@ -157,6 +157,7 @@ test-kv-faults: $(VENV)/.test      ## damaged, full, hanging and killed disks be
 test-parallel: $(VENV)/.test       ## 2 and 4 ranks and pipeline stages give the bytes of one: every family, format and circumstance, then under kills; ONLY=llama,mixtral COUNT=20
 	$(BIN)/python -m tests.parallel.matrix --only "$(ONLY)"
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20)
+	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --experts
 
 .PHONY: test-speculation
 test-speculation: $(VENV)/.test    ## the same bytes with drafts: every method, kind of request, tier and format; COUNT=500, SEED=0

@@ -328,7 +328,8 @@ class Worker:
         assert self._blocks is not None, "initialize_kv_cache comes before tiers"
         if self._setup.num_ranks > 1 and not (self._setup.seat and self._setup.seat.cache_fds):
             raise UnsupportedError(
-                "this tier sees the KV cache of one rank", hint="use tensor_parallel_size=1, or a tier of the settings"
+                "this tier sees the KV cache of one rank",
+                hint="use one rank (numa_ranks=off), or a tier of the settings",
             )
         tier.register_kv_caches(self._blocks)
         self._ready_runner().register_kv_tier(tier)
@@ -350,7 +351,7 @@ class Worker:
         if self._setup.num_ranks > 1 and kind.has_layer_hooks:
             raise UnsupportedError(
                 f"{config.kv_connector} is called around every layer, which is not supported with several ranks",
-                hint="use tensor_parallel_size=1, or a connector that works on blocks", field="kv_transfer_config",
+                hint="use one rank (numa_ranks=off), or a connector that works on blocks", field="kv_transfer_config",
             )  # fmt: skip
         half = make_connector(kind, config, KVConnectorRole.WORKER, layout)
         self.register_kv_tier(ConnectorWorker(half, caches.by_layer))

@@ -10,10 +10,16 @@ import argparse
 import asyncio
 import random
 import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from quire.config.build import build_config
 from quire.engine.async_llm import AsyncLLM
 from tests.e2e import serving
+from tests.models.families.cases import CASES
+from tests.parallel.circumstances import WHOLE
 from tests.parallel.ranks import children_of
 
 
@@ -23,11 +29,20 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--experts", action="store_true", help="a small Mixtral, with whole experts on the ranks")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        if args.experts:
+            CASES["mixtral"].write(Path(directory))
+        sys.exit(kill(args, directory if args.experts else "leaf", WHOLE if args.experts else {}))
+
+
+def kill(args: argparse.Namespace, model: str, settings: Mapping[str, Any]) -> int:
+    """Kill ranks of an engine one by one; 1 = answers differ."""
     rng = random.Random(args.seed)
     requests = serving.make_requests(16, 60)
-    expected = serving.expected_answers("leaf", requests)
-    config = build_config(model="leaf", tensor_parallel_size=args.ranks, **serving.SETTINGS)
+    expected = serving.expected_answers(model, requests)
+    config = build_config(model=model, tensor_parallel_size=args.ranks, **settings, **serving.SETTINGS)
     engine = AsyncLLM.from_config(config)
     num_kills = [0] * args.ranks
 
@@ -46,7 +61,7 @@ def main() -> None:
     engine.shutdown()
     print(f"kills by rank: {num_kills}")
     print(f"{num_different} answers differ")
-    sys.exit(num_different > 0)
+    return int(num_different > 0)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import threading
 from collections import Counter
 from pathlib import Path
@@ -14,15 +12,12 @@ import pytest
 import torch
 
 from quire import LLM
-from quire.config.build import build_config
-from quire.engine.async_llm import AsyncLLM
 from quire.layers.native import PackedRows
 from quire.layers.placed_experts import PlacedExperts
-from tests.e2e import serving
-from tests.effort import IS_FULL, effort
+from tests.effort import effort
 from tests.models.families.cases import CASES
 from tests.parallel.circumstances import SETTINGS, WHOLE, WHOLE_EXPERTS, answers
-from tests.parallel.ranks import children_of, ranks_as_threads
+from tests.parallel.ranks import ranks_as_threads
 
 
 @pytest.mark.parametrize(
@@ -67,24 +62,3 @@ def test_experts_are_placed_as_a_file_says_and_a_rank_reads_and_keeps_its_own_al
     assert num_bytes[1] == 2 * num_bytes[0] > 0
     other, this = sorted(num_read.values())
     assert this - other == 2 * expert
-
-
-def test_streams_survive_the_death_of_a_rank_with_whole_experts(tmp_path: Path):
-    """In `make test-full`: each rank is a process, and starts for as long as a model takes."""
-    if not IS_FULL:
-        pytest.skip("in make test-full, and with kills in make test-parallel")
-    CASES["mixtral"].write(tmp_path)
-    requests = serving.make_requests(8, 30)
-    expected = serving.expected_answers(str(tmp_path), requests)
-    config = build_config(model=str(tmp_path), tensor_parallel_size=2, **WHOLE, **serving.SETTINGS)
-    engine = AsyncLLM.from_config(config)
-
-    def other_rank(engine: AsyncLLM) -> int:
-        assert engine.core_pid is not None
-        return children_of(engine.core_pid)[0]
-
-    try:
-        rounds = serving.rounds(engine, requests, expected, 1, random.Random(1), victim=other_rank)
-        assert asyncio.run(rounds) == 0 and engine.num_restarts == 1
-    finally:
-        engine.shutdown()
