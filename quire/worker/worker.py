@@ -328,8 +328,9 @@ class Worker:
         assert self._blocks is not None, "initialize_kv_cache comes before tiers"
         if self._setup.num_ranks > 1 and not (self._setup.seat and self._setup.seat.cache_fds):
             raise UnsupportedError(
-                "this tier sees the KV cache of one rank",
-                hint="use one rank (numa_ranks=off), or a tier of the settings",
+                "rank 0 does not see the KV caches of the other ranks: it does with the executor mp, where a setting "
+                "asks for a tier",
+                hint="use kv_disk, kv_offloading_size or a connector with the executor mp, or one rank",
             )
         tier.register_kv_caches(self._blocks)
         self._ready_runner().register_kv_tier(tier)
