@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench scheduler": ("quire.cli.bench_scheduler", "time the control plane alone, without a model"),
     "top": ("quire.cli.top", "what a running server does, live"),
     "report": ("quire.cli.report", "what somebody needs who looks into a problem, as one archive"),
+    "profile summary": ("quire.cli.profile_summary", "a table of a profile: time by kernel"),
     "usage": ("quire.cli.usage", "tokens by day, tenant, key and model, as CSV or JSON"),
     "doctor": ("quire.cli.doctor", "what will be slow or fail here, and the fix"),
     "replay": ("quire.cli.replay", "replay a flight recording and show why requests waited"),

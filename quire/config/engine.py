@@ -11,6 +11,7 @@ from quire.config.kv_events import KVEventsConfig, parse_kv_events_config
 from quire.config.kv_transfer import KVTransferConfig, KVTransferSettings
 from quire.config.model import LoadConfig, ModelConfig
 from quire.config.model_arch import ModelArch
+from quire.config.profiler import ProfilerConfig, parse_profiler_config
 from quire.config.scheduler import SchedulerConfig
 from quire.config.speculative import SpeculativeConfig
 from quire.config.speculative_forms import SpeculationSettings, parse_speculation
@@ -37,6 +38,17 @@ class ObservabilityConfig:
         (),
         "Stat logger plugins, called with the statistics of every step in addition to the log and /metrics; "
         "for servers and LLM.",
+    )
+    profile: str | None = setting(
+        None,
+        "Directory for profiles of steps with the time of each native kernel, for ui.perfetto.dev, taken between POST "
+        "/start_profile and /stop_profile (an operator's key), or LLM.start_profile() and stop_profile().",
+    )
+    profiler_config: str | None = setting(
+        None,
+        "JSON object: as profile, with vLLM's keys: profiler (torch = operations of torch, too), torch_profiler_dir, "
+        "torch_profiler_record_shapes, torch_profiler_with_stack, delay_iterations, max_iterations.",
+        is_json=True,
     )
     enable_mfu_metrics: bool = setting(
         False,
@@ -69,6 +81,12 @@ class ObservabilityConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         parse_kv_events_config(self.kv_events_config)
+        parse_profiler_config(self.profile, self.profiler_config)
+
+    @property
+    def profiler(self) -> ProfilerConfig | None:
+        """How steps are profiled once that is started; None = they cannot be."""
+        return parse_profiler_config(self.profile, self.profiler_config)
 
     @property
     def kv_events(self) -> KVEventsConfig:

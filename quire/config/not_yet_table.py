@@ -241,7 +241,7 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         "steps are recorded by the flight recorder", "use --flight-recorder DIR and quire replay",
         {
-            "profiler_config": _EMPTY, "enable_layerwise_nvtx_tracing": _OFF, "enable_logging_iteration_details": _OFF,
+            "enable_layerwise_nvtx_tracing": _OFF, "enable_logging_iteration_details": _OFF,
             "enable_trace_replay": _OFF, "jit_monitor_mode": _NONE, "jit_monitor_verbose": _OFF,
         },
     ),

@@ -314,23 +314,22 @@ class AsyncLLM(EngineClient):
 
     async def check_health(self) -> None:
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
-        self._require_alive()
-        self._supervisor.attach()
-        await self._supervisor.check_health()
+        await self._attached().check_health()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
-        self._require_alive()
-        self._supervisor.attach()
-        return bool(await self._supervisor.call("reset_prefix_cache", reset_running_requests))
+        return bool(await self._attached().call("reset_prefix_cache", reset_running_requests))
+
+    async def profile(self, starts: bool) -> bool:
+        """As `Profilable`."""
+        return bool(await self._attached().call("profile", starts))
 
     async def live_states(self) -> list[EngineState]:
         """As `EngineClient.live_states`."""
-        self._require_alive()
-        self._supervisor.attach()
-        if not isinstance(self._supervisor, Supervisor):
-            return await self._supervisor.live_states()
-        state = await self._supervisor.call("live_state")
+        supervisor = self._attached()
+        if not isinstance(supervisor, Supervisor):
+            return await supervisor.live_states()
+        state = await supervisor.call("live_state")
         return [state] if isinstance(state, EngineState) else []
 
     def core_processes(self) -> list[CoreProcesses]:
@@ -340,15 +339,11 @@ class AsyncLLM(EngineClient):
 
     async def pause_generation(self) -> None:
         """Stop running steps; requests wait."""
-        self._require_alive()
-        self._supervisor.attach()
-        await self._supervisor.pause(True)
+        await self._attached().pause(True)
 
     async def resume_generation(self) -> None:
         """Go on after a pause."""
-        self._require_alive()
-        self._supervisor.attach()
-        await self._supervisor.pause(False)
+        await self._attached().pause(False)
 
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""
@@ -401,16 +396,21 @@ class AsyncLLM(EngineClient):
 
     # --- within ---
 
-    def _replicas(self) -> Replicas | RemoteEngine:
-        """The replicas, of which there can be more or fewer."""
+    def _attached(self) -> Supervisor | Replicas | RemoteEngine:
+        """What to call for the cores, of an engine that is alive."""
         self._require_alive()
         self._supervisor.attach()
-        if self._totals is None or isinstance(self._supervisor, Supervisor):
+        return self._supervisor
+
+    def _replicas(self) -> Replicas | RemoteEngine:
+        """The replicas, of which there can be more or fewer."""
+        supervisor = self._attached()
+        if self._totals is None or isinstance(supervisor, Supervisor):
             raise UnsupportedError(
                 "this engine was started with one replica, and replicas cannot be added to it",
                 hint="start with data_parallel_size=2 or more", field="data_parallel_size",
             )  # fmt: skip
-        return self._supervisor
+        return supervisor
 
     def _check_rank(self, rank: int) -> None:
         """Refuse a replica that is not there; raises `ValidationError`."""

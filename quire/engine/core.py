@@ -264,6 +264,10 @@ class EngineCore:
         parts: dict[MemoryPart, int] = self._executor.call_worker("memory_parts")
         return {**parts, MemoryPart.HOST_TIER: self._tier_bytes(), MemoryPart.GRAMMARS: self._grammars.cached_bytes}
 
+    def profile(self, starts: bool) -> bool:
+        """Start recording steps, or stop; False where that was done before. Called between steps."""
+        return bool(self._executor.call_worker("start_profile" if starts else "stop_profile"))
+
     @property
     def rank_pids(self) -> list[int]:
         """Other processes of this machine that compute the model, in the order of their ranks."""

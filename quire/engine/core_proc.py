@@ -174,6 +174,10 @@ class EngineCoreProc:
             value = self._core.reset_prefix_cache(call.argument)
         elif call.method == "live_state":
             value = self._core.live_state()
+        elif call.method == "profile":
+            self._progress.enter(Phase.IDLE)  # to write takes its time
+            value = self._core.profile(call.argument)
+            self._progress.enter(Phase.BUSY)
         elif call.method != "ping":
             unknown = ErrorInfo.of(MessageError(f"the engine core does not have a method {call.method!r}"))
             self._send(UtilityResult(call.call_id, error=unknown))

@@ -58,6 +58,14 @@ class Migratable(Protocol):
 
 
 @runtime_checkable
+class Profilable(Protocol):
+    """An engine whose steps can be profiled."""
+
+    async def profile(self, starts: bool) -> bool:
+        """Start recording the steps of every core, or stop and write; False where that was done before."""
+
+
+@runtime_checkable
 class Observable(Protocol):
     """An engine whose cores are processes of this machine."""
 

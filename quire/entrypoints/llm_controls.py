@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 POOLING = "Quire does not support pooling models (embeddings, classification, scores, rewards) yet"
 SLEEP = "Quire cannot release the memory of a running engine yet: shut it down and create a new one"
-PROFILE = "Quire does not have profiler control yet: run the program under py-spy, perf or torch.profiler"
 
 
 def _absent(name: str, why: str) -> Callable[..., NoReturn]:
@@ -89,6 +88,24 @@ class EngineControls:
         """`func(model)` for the model of each worker, of which there is one; raises as `collective_rpc`."""
         return self.collective_rpc(lambda worker: func(worker.model))
 
+    def start_profile(self, prefix: str | None = None) -> None:
+        """Record the steps from the next one on, with the time of each kernel.
+
+        Args:
+            prefix: without effect: files are named by time and process.
+
+        Raises:
+            ValidationError: the engine has no directory for profiles, or a profile is being taken.
+        """
+        if self.llm_engine.config.observability.profiler is None:
+            raise ValidationError("profiles have no directory", hint="create it with profile='DIR'", field="profile")
+        if not self.llm_engine.call_worker("start_profile"):
+            raise ValidationError("a profile is being taken", hint="end it with stop_profile()", field="profile")
+
+    def stop_profile(self) -> None:
+        """Write the profile; nothing where none is taken. `quire profile summary FILE` shows it."""
+        self.llm_engine.call_worker("stop_profile")
+
     def reset_mm_cache(self) -> None:
         """Do nothing: there are no images, so no cache of them."""
 
@@ -100,8 +117,6 @@ class EngineControls:
     sleep = _absent("sleep", SLEEP)
     wake_up = _absent("wake_up", SLEEP)
     release_kv_cache_memory = _absent("release_kv_cache_memory", SLEEP)
-    start_profile = _absent("start_profile", PROFILE)
-    stop_profile = _absent("stop_profile", PROFILE)
     init_weight_transfer_engine = _absent(
         "init_weight_transfer_engine", "Quire cannot update the weights of an engine yet"
     )

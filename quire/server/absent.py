@@ -10,7 +10,7 @@ NO_PATH = ErrorKind(404, "NotFoundError", "not_found")
 POOLING = "embedding, ranking and classification models are not supported; this model generates text"
 LORA = "adapters (LoRA) are not supported yet"
 PAUSES = "sleep, pause and weight updates are not supported; restart the server"
-PROFILES = "profiling over HTTP is not supported; see quire replay and --enable-per-request-metrics"
+PROFILES = "profiling is off; start the server with --profile DIR and API keys (--api-key-file)"
 SPLIT = "prefill and decode run in the same server; send the request itself"
 REASONS = {
     POOLING: (

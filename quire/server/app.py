@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from quire.config.server import ServerConfig
-from quire.engine.protocol import EngineClient, Migratable
+from quire.engine.protocol import EngineClient, Migratable, Profilable
 from quire.server.absent import no_such_path
 from quire.server.api.anthropic.errors import MESSAGES_ERRORS
 from quire.server.api.openai.info_routes import InfoRoutes
@@ -111,6 +111,9 @@ def make_app(engine: EngineClient, config: ServerConfig, share: FrontEndShare | 
         if engine.config.parallel.data_parallel_size > 1:
             routes.add("/scale_elastic_ep", OperatorRoutes(state).scale, body=ScaleRequest)
             routes.add("/restart_replicas", OperatorRoutes(state).restart_replicas, body=RestartRequest)
+        if engine.config.observability.profiler is not None and isinstance(engine, Profilable):
+            routes.add("/start_profile", OperatorRoutes(state).start_profile, method="POST")
+            routes.add("/stop_profile", OperatorRoutes(state).stop_profile, method="POST")
         if isinstance(engine, Migratable):
             routes.add("/snapshot_request", MigrationRoutes(state).snapshot, body=SnapshotRequest)
             routes.add("/resume_request", MigrationRoutes(state).resume, body=ResumeRequest)

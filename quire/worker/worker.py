@@ -30,6 +30,7 @@ from quire.kv_offload.store import BlockStore
 from quire.kv_transfer.connector import KVConnectorRole
 from quire.kv_transfer.layout import KVCacheLayout
 from quire.kv_transfer.registry import connector_class, make_connector
+from quire.logger import get_logger
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.loader import load_model
 from quire.platforms.interface import Platform
@@ -43,6 +44,7 @@ from quire.worker.connector_worker import ConnectorWorker
 from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
 from quire.worker.device.graphs import no_graphs
+from quire.worker.device.profiling import Profile
 from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
@@ -64,6 +66,8 @@ from quire.worker.request_states import RequestStates
 from quire.worker.setup import make_setup
 from quire.worker.step_channel import StepChannel
 from quire.worker.warmup import capture_steps, warm_up
+
+logger = get_logger(__name__)
 
 
 class Worker:
@@ -115,7 +119,7 @@ class Worker:
             self._model.model.aux_states = self._drafter.aux
         self._channel = StepChannel(ops.communicator, ops.stage)
         self._stages: list[StageReport] | None = None
-        self._runner: ModelRunner | None = None
+        self._runner: ModelRunner | Profile[ModelRunner] | None = None
         self._follower: GroupFollower | None = None
         self._blocks: AnyBlocks | None = None
         self._kv_cache_config: KVCacheConfig | None = None
@@ -178,6 +182,26 @@ class Worker:
     def measure_limits(self) -> tuple[float, float] | None:
         """Operations and bytes a second that this rank's device does at most; None = that cannot be measured here."""
         return None if self._ops.measure_limits is None else self._ops.measure_limits()
+
+    def start_profile(self) -> bool:
+        """Record steps from the next one on; False where a profile is taken, or has no place to go."""
+        config, runner = self._setup.config.observability.profiler, self._ready_runner()
+        if config is None or isinstance(runner, Profile):
+            return False
+        self._runner = Profile(config, runner, self._ops.runtime, self.stop_profile)
+        return True
+
+    def stop_profile(self) -> bool:
+        """Write what was recorded; False where no profile is taken."""
+        profile = self._runner
+        if not isinstance(profile, Profile):
+            return False
+        self._runner = profile.runner
+        try:
+            profile.stop()
+        except OSError as error:
+            logger.error("the profile cannot be written: %s", error)
+        return True
 
     def memory_parts(self) -> dict[MemoryPart, int]:
         """What this process has asked memory for, in bytes; the KV cache, its swap space and captures at their most."""
@@ -370,7 +394,7 @@ class Worker:
         """Choose the tokens of a step that was computed."""
         return self._ready_runner().sample_tokens(computed, grammar)
 
-    def _ready_runner(self) -> ModelRunner:
+    def _ready_runner(self) -> ModelRunner | Profile[ModelRunner]:
         assert self._runner is not None, "initialize_kv_cache comes before the first step"
         return self._runner
 

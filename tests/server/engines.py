@@ -98,6 +98,7 @@ class ScriptedEngine(Pumped):
     holds: bool = False
     drafts: DraftStats | None = None
     is_paused: bool = False
+    is_profiled: bool = False
     errored: bool = False
     num_restarts: int = 0
     num_resumed: int = 0
@@ -205,6 +206,10 @@ class ScriptedEngine(Pumped):
 
     async def live_states(self) -> list[EngineState]:
         return list(self.states)
+
+    async def profile(self, starts: bool) -> bool:
+        changes, self.is_profiled = self.is_profiled != starts, starts
+        return changes
 
     def core_processes(self) -> list[CoreProcesses]:
         return [CoreProcesses(0, [os.getpid(), os.getppid()], {"kv_cache": 1 << 20, "huge_pages_asked": 1 << 21})]

@@ -37,7 +37,8 @@ class NativeRuntime:
         spin_us: how long an idle worker spins before it sleeps, in microseconds.
 
     Attributes:
-        library: the extension module.
+        library: the extension module, or what stands for it while a profile is taken (`kernel_clock`).
+        own_library: the extension module.
         tier, tier_idx: the tier's name, and its number in the library.
         pool: the library's thread pool.
         scratch: where results go; None = to memory of their own.
@@ -54,12 +55,18 @@ class NativeRuntime:
         cpus: Sequence[int] = (),
         spin_us: int = DEFAULT_SPIN_US,
     ) -> None:
-        self.library: Any = load_library()
+        self.own_library: Any = load_library()
+        self.library = self.own_library
         self.tier = choose_tier(tier)
         self.tier_idx = tier_names().index(self.tier)
         self.num_threads = num_threads
         self.pool = _make_pool(self.library, num_threads, list(cpus), spin_us)
         self.scratch: Scratch | None = None
+
+    @property
+    def is_profiled(self) -> bool:
+        """True while each kernel is to be called by itself, and timed."""
+        return self.library is not self.own_library
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory for the result of a kernel."""

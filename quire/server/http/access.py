@@ -60,6 +60,8 @@ ROUTE_ACCESS = {
     "/snapshot_request": Access.OPERATOR,
     "/resume_request": Access.OPERATOR,
     "/restart_replicas": Access.OPERATOR,
+    "/start_profile": Access.OPERATOR,
+    "/stop_profile": Access.OPERATOR,
 }
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 

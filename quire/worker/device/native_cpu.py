@@ -85,6 +85,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         packing_cache=_packing_cache(config, runtime),
         communicator=communicator,
         stage=stage,
+        runtime=runtime,
         measure_limits=partial(measure_limits, runtime, setup.dtype),
     )
 

@@ -16,6 +16,7 @@ import torch
 from quire.attention.backend import AttentionBackend
 from quire.distributed.communicator import Communicator, SingleCommunicator
 from quire.distributed.pipeline import PipelineStage
+from quire.kernels.native.runtime import NativeRuntime
 from quire.layers.kernels import LayerKernels
 from quire.models.packing_cache import PackingCache
 from quire.sample.ops.interface import SamplingOps
@@ -38,6 +39,7 @@ class DeviceOps:
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
         communicator: to the other processes that compute the same layers.
         stage: the layers that this process has, and the way to the others; None = all.
+        runtime: of the native kernels; None = the device has others.
         measure_limits: operations and bytes a second at most, measured in half a second; None = it cannot be.
     """
 
@@ -51,6 +53,7 @@ class DeviceOps:
     packing_cache: PackingCache | None = None
     communicator: Communicator = field(default_factory=SingleCommunicator)
     stage: PipelineStage | None = None
+    runtime: NativeRuntime | None = None
     measure_limits: Callable[[], tuple[float, float]] | None = None
 
     @property

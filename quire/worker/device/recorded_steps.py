@@ -131,7 +131,7 @@ class RecordedSteps(StepGraphs):
         replay what these have left: a graph costs two steps more.
         """
         self.is_capture, size = False, batch.num_tokens
-        if size > self._max_tokens or size in self._refused:
+        if size > self._max_tokens or size in self._refused or self._runtime.is_profiled:
             return None
         if batch.states and not (size == batch.num_reqs and batch.num_computed_tokens.all()):
             return None  # recurrent layers are recorded one token on from a state

@@ -31,7 +31,7 @@ def texts(outputs):
     [
         ("encode", "pooling models"), ("embed", "pooling models"), ("classify", "pooling models"),
         ("score", "pooling models"), ("reward", "pooling models"), ("sleep", "memory of a running engine"),
-        ("wake_up", "memory of a running engine"), ("start_profile", "profiler"), ("stop_profile", "profiler"),
+        ("wake_up", "memory of a running engine"),
     ],
 )  # fmt: skip
 def test_a_method_that_is_missing_names_its_feature(llm, name, feature):

@@ -6,13 +6,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.protocol import Scalable
+from quire.engine.protocol import Profilable, Scalable
 from quire.errors import UnsupportedError, ValidationError
 from quire.logger import get_logger
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.reading import release
 from quire.server.chat.state import ServerState
-from quire.server.http.errors import FORBIDDEN, ApiError
+from quire.server.http.errors import CONFLICT, FORBIDDEN, ApiError
 from quire.server.http.request_scope import scope_of
 from quire.utils.checks import check_float, check_int, shown
 
@@ -77,6 +77,25 @@ class OperatorRoutes:
         logger.info("replicas: %d are restarted one by one", engine.data_parallel_size)
         await engine.restart_replicas(_drain_timeout(body.drain_timeout))
         return Response(msgspec.json.encode({"data_parallel_size": engine.data_parallel_size}), media_type=JSON)
+
+    async def start_profile(self, request: Request) -> Response:
+        """Record steps from the next one on; 409 while they are."""
+        return await self._profile(request, True, "a profile is being taken; end it with POST /stop_profile")
+
+    async def stop_profile(self, request: Request) -> Response:
+        """Write the profile, and answer when that is done; 409 where none is taken."""
+        return await self._profile(request, False, "no profile is being taken; begin with POST /start_profile")
+
+    async def _profile(self, request: Request, starts: bool, refusal: str) -> Response:
+        require_operator(request)
+        engine = self._state.engine
+        assert isinstance(engine, Profilable), "the route is there for engines that are"
+        config = engine.config.observability.profiler
+        if not await engine.profile(starts):
+            raise ApiError(CONFLICT, refusal)
+        logger.info("profile: %s", "started" if starts else "written")
+        directory = None if config is None else config.torch_profiler_dir
+        return Response(msgspec.json.encode({"is_profiling": starts, "directory": directory}), media_type=JSON)
 
     def _replicas(self) -> Scalable:
         """The engine; raises `UnsupportedError` if it has no replicas."""
