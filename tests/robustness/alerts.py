@@ -226,6 +226,7 @@ def main() -> int:
         try:
             flags = ["--api-key-file", str(folder / "keys.yaml"), "--kv-disk", str(disk), "--kv-disk-size", "1GiB"]
             flags += ["--max-num-seqs", "8", "--max-model-len", "512", "--num-gpu-blocks-override", "40"]
+            flags.append("--enable-mfu-metrics")
             with ServerProcess(
                 *flags, "--logits-processors", PROCESSOR, "--speculative-config", '{"method": "suffix"}'
             ) as server:
