@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.config.base import check_settings, setting
 from quire.plugins import ATTENTION_BACKEND, EXECUTOR
 
-OWN_EXECUTORS = ("auto", "uni", "mp")
+OWN_EXECUTORS = ("auto", "uni", "mp", "ray")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,9 @@ class ParallelConfig:
     )  # fmt: skip
     distributed_executor_backend: str = setting(
         "auto",
-        "Executor: how workers are run; uni = in one process, mp = a process for each rank.",
+        "Executor: how workers are run; uni = in one process, mp = a process for each rank, ray = on the machines of a "
+        "Ray cluster.",
+        aliases=("executor",),
         choices=OWN_EXECUTORS,
         plugins=EXECUTOR,
     )

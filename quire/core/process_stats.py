@@ -12,11 +12,13 @@ class CoreProcesses(msgspec.Struct, frozen=True):
         engine_index: of the core among those of its model.
         pids: of the ranks that run on this machine, in their order; the first is the core's own.
         memory: bytes of the core's process by the label of their `MemoryPart`, as it showed them last.
+        silence_s: for which nothing has come from a rank of another machine, the longest.
     """
 
     engine_index: int
     pids: list[int]
     memory: dict[str, int] = {}
+    silence_s: float = 0.0
 
 
 class RankUsage(msgspec.Struct, frozen=True):
@@ -28,7 +30,7 @@ class RankUsage(msgspec.Struct, frozen=True):
         huge_bytes: of it, in huge pages.
         swapped_bytes: moved to the machine's swap.
         user_s, system_s: CPU time since its start.
-        memory: as `CoreProcesses`; of rank 0.
+        memory, silence_s: as `CoreProcesses`; of rank 0.
     """
 
     engine: int
@@ -45,3 +47,4 @@ class RankUsage(msgspec.Struct, frozen=True):
     minor_faults: int
     major_faults: int
     memory: dict[str, int] = {}
+    silence_s: float = 0.0

@@ -1,9 +1,10 @@
-"""Seat: a process's place in a group of one machine, before it has the means to communicate. Made by an executor."""
+"""Seat: a process's place in a group, before it has the means to communicate. Made by an executor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.distributed.host_links import HostPlan, HostSockets
 from quire.distributed.shared_memory import DEFAULT_CAPACITY
 
 
@@ -18,6 +19,7 @@ class Seat:
         capacity: of the regions.
         cache_fds: of memory for the KV cache of each rank, which rank 0 maps too; empty = every cache is private.
         timeout_s: for which a rank waits for another.
+        plan, sockets: where the ranks are on several machines; `fd` is of those of this one.
     """
 
     rank: int
@@ -28,6 +30,8 @@ class Seat:
     capacity: int = DEFAULT_CAPACITY
     timeout_s: float = 60.0
     cache_fds: tuple[int, ...] = ()
+    plan: HostPlan | None = None
+    sockets: HostSockets | None = None
 
     @property
     def stage_size(self) -> int:
@@ -38,3 +42,10 @@ class Seat:
     def stage(self) -> int:
         """The stage of this rank."""
         return self.rank // self.stage_size
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks of this machine."""
+        if self.plan is None:
+            return list(range(self.size))
+        return [rank for rank, host in enumerate(self.plan.hosts) if host == self.plan.hosts[self.rank]]

@@ -319,6 +319,10 @@ class EngineCore:
         """Call `on_failure` with the reason when a process that computes the model ends; also while nothing runs."""
         self._executor.watch_failure(on_failure)
 
+    def watch_silence(self, show: Callable[[float], None]) -> None:
+        """Call `show` again and again with the seconds since something came from ranks of other machines, if any."""
+        self._executor.watch_silence(show)
+
     def shutdown(self) -> None:
         """Release the executor; harmless when repeated."""
         self._grammars.shutdown()

@@ -125,7 +125,7 @@ class CoreProcess:
         """The child and the ranks beside it; no memory by part before it is ready."""
         ranks = self._answer.rank_pids if isinstance(self._answer, CoreReady) else []
         pids = [] if self.pid is None else [self.pid, *ranks]
-        return CoreProcesses(self._setup.replica.engine_index, pids, self._progress.memory)
+        return CoreProcesses(self._setup.replica.engine_index, pids, self._progress.memory, self._progress.silence_s)
 
     def remains(self) -> CoreRemains:
         """What a report of its death says; to be asked for before `close`."""

@@ -227,6 +227,7 @@ def main() -> None:
         _answer(ready_fd, CoreFailed(ErrorInfo.of(error)))
         return
     core.watch_failure(_end_at_once)
+    core.watch_silence(progress.show_silence)
     progress.enter(Phase.IDLE)
     logger.info("engine core %s", timer)
     progress.show_memory(core.memory_parts())

@@ -28,6 +28,7 @@ class HeartbeatField(IntEnum):
     STEP_TOKENS = 3  # tokens of the step that runs
     NS_PER_TOKEN = 4  # of the slowest step so far, per token
     NS_LONGEST_STEP = 5
+    MS_SILENCE = 6  # since something came from the ranks of other machines, the longest
 
 
 FIRST_MEMORY_WORD = 8
@@ -99,6 +100,15 @@ class Heartbeat:
         """As it was shown last, by the names of parts; empty before."""
         shown = {part.label: int(self.words[FIRST_MEMORY_WORD + part]) for part in MemoryPart}
         return {name: num_bytes for name, num_bytes in shown.items() if num_bytes}
+
+    def show_silence(self, silence_s: float) -> None:
+        """For how long nothing has come from a rank of another machine."""
+        self.words[HeartbeatField.MS_SILENCE] = int(1e3 * silence_s)
+
+    @property
+    def silence_s(self) -> float:
+        """As it was shown last."""
+        return int(self.words[HeartbeatField.MS_SILENCE]) * 1e-3
 
     def note_received(self) -> None:
         """A message was taken in."""

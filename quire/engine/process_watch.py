@@ -73,4 +73,5 @@ class ProcessWatch:
             huge_bytes=mapped.huge_bytes, swapped_bytes=mapped.swapped_bytes, user_s=found.user_s,
             system_s=found.system_s, num_threads=found.num_threads, num_fds=found.num_fds,
             minor_faults=found.minor_faults, major_faults=found.major_faults, memory={} if rank else core.memory,
+            silence_s=0.0 if rank else core.silence_s,
         )  # fmt: skip

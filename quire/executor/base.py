@@ -57,6 +57,12 @@ class Executor(ABC):
         """Call `on_failure` with the reason, from another thread, when such a process ends without being asked."""
         return None
 
+    def watch_silence(self, show: Callable[[float], None]) -> None:
+        """Call `show` again and again, from another thread, with the seconds since something came from the ranks of
+        other machines, the longest of them. Nothing where there are none.
+        """
+        return None
+
     @abstractmethod
     def shutdown(self) -> None:
         """Release the workers; harmless when repeated."""

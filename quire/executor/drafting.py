@@ -186,6 +186,10 @@ class DraftingExecutor(Executor):
         """As `Executor`."""
         return self._executor.rank_pids
 
+    def watch_silence(self, show: Callable[[float], None]) -> None:
+        """As `Executor`."""
+        self._executor.watch_silence(show)
+
     def shutdown(self) -> None:
         """As `Executor`."""
         self._executor.shutdown()

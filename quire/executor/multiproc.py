@@ -20,7 +20,7 @@ from quire.distributed.shared_memory import make_region, make_stage_regions
 from quire.distributed.shared_pages import make_shared_pages
 from quire.errors import EngineDeadError
 from quire.executor.rank_proc import RankSetup
-from quire.executor.rank_process import RankProcess, close_all
+from quire.executor.rank_process import Rank, RankProcess
 from quire.executor.uniproc import UniProcExecutor
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
@@ -45,37 +45,41 @@ class MultiprocExecutor(UniProcExecutor):
         self._failure: str | None = None
         self._on_failure: Callable[[str], None] | None = None
         self._lock = threading.Lock()
-        self._ranks: list[RankProcess] = []
+        self._ranks: list[Rank] = []
         self._cache_fds: tuple[int, ...] = ()
-        size, num_stages = config.parallel.num_ranks, config.parallel.pipeline_parallel_size
+        size = config.parallel.num_ranks
         if size == 1:
             super().__init__(config, platform, logits_processors)
             return
-        timeout_s = TIMEOUT_SHARE * config.supervision.hang_timeout_s
-        fd = make_region(size)
-        stage_fds = make_stage_regions(size, num_stages)
-        stage_size = size // num_stages
-        fds = self._cache_fds = make_shared_pages(size) if config.has_kv_tier else ()
+        self._region_fds: list[int] = []
         try:
-            for rank in range(1, size):
-                setup = RankSetup(config, rank, size, fd, stage_fds[rank // stage_size], timeout_s, os.getpid(), fds)
-                self._ranks.append(RankProcess(setup, self._end))
-            seat = Seat(
-                rank=0, size=size, fd=fd, num_stages=num_stages, stage_fd=stage_fds[0], timeout_s=timeout_s,
-                cache_fds=fds,
-            )  # fmt: skip
+            seat = self._start_ranks(config, size, TIMEOUT_SHARE * config.supervision.hang_timeout_s)
             super().__init__(config, platform, logits_processors, seat)
             for process in self._ranks:
                 process.wait_ready()
         except BaseException:
-            close_all(self._ranks)
-            self._close_cache_fds()
+            self._close_group()
             raise
         finally:
-            for region in (fd, *stage_fds):
-                if region is not None:
-                    os.close(region)
+            for fd in self._region_fds:
+                os.close(fd)
         logger.info("%d ranks compute the model; processes of ranks 1 to %d: %s", size, size - 1, self.rank_pids)
+
+    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float) -> Seat:
+        """Start the other ranks, which become `_ranks`; the seat of this one. `_region_fds` are closed when all are
+        loaded.
+        """
+        num_stages = config.parallel.pipeline_parallel_size
+        fd, stage_fds = make_region(size), make_stage_regions(size, num_stages)
+        self._region_fds += [region for region in (fd, *stage_fds) if region is not None]
+        fds = self._cache_fds = make_shared_pages(size) if config.has_kv_tier else ()
+        stage_size = size // num_stages
+        for rank in range(1, size):
+            setup = RankSetup(config, rank, size, fd, stage_fds[rank // stage_size], timeout_s, os.getpid(), fds)
+            self._ranks.append(RankProcess(setup, self._end))
+        return Seat(
+            rank=0, size=size, fd=fd, num_stages=num_stages, stage_fd=stage_fds[0], timeout_s=timeout_s, cache_fds=fds
+        )
 
     @property
     def rank_pids(self) -> Sequence[int | None]:
@@ -112,9 +116,14 @@ class MultiprocExecutor(UniProcExecutor):
 
     def shutdown(self) -> None:
         """End the other ranks, and let go of the worker."""
-        close_all(self._ranks)
-        self._close_cache_fds()
+        self._close_group()
         super().shutdown()
+
+    def _close_group(self) -> None:
+        for rank in self._ranks:
+            rank.close()
+        self._ranks.clear()
+        self._close_cache_fds()
 
     def _close_cache_fds(self) -> None:
         fds, self._cache_fds = self._cache_fds, ()

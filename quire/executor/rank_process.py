@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -20,6 +21,20 @@ from quire.utils.children import Child, describe_exit, start_module
 
 RANK_MODULE = "quire.executor.rank_proc"
 CLOSE_TIMEOUT_S = 5.0
+
+
+class Rank(Protocol):
+    """A rank other than 0, wherever it runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None = that is of another machine, or has not been started."""
+
+    def wait_ready(self) -> None:
+        """Wait until its part of the model is loaded. Raises the QuireError that keeps it from being."""
+
+    def close(self) -> None:
+        """End it; harmless when repeated."""
 
 
 class RankProcess:
@@ -117,10 +132,3 @@ class RankProcess:
     def _give(self, answer: RankAnswer | EngineDeadError) -> None:
         self._answer = answer
         self._answered.set()
-
-
-def close_all(ranks: list[RankProcess]) -> None:
-    """End them, and forget them."""
-    for rank in ranks:
-        rank.close()
-    ranks.clear()

@@ -16,7 +16,11 @@ def executor_class(name: str) -> type[Executor]:
     Raises:
         ConfigError: there is none, or a plugin's cannot be used.
     """
+    if name == "ray":
+        from quire.executor.on_ray import RayExecutor  # late: few need it
+
+        return RayExecutor
     found: type[Executor] | None = EXECUTORS.get(name) or load_plugin(EXECUTOR, name, Executor)
     if found is None:
-        raise unknown_choice(EXECUTOR, name, EXECUTORS)
+        raise unknown_choice(EXECUTOR, name, [*EXECUTORS, "ray"])
     return found

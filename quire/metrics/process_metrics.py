@@ -22,6 +22,10 @@ GAUGES: dict[str, tuple[str, Callable[[RankUsage], float]]] = {
         lambda one: one.pss_bytes,
     ),
     "swapped_memory_bytes": ("Memory of these processes in the machine's swap.", lambda one: one.swapped_bytes),
+    "silence_seconds": (
+        "Seconds since something came from the ranks of other machines, the longest of them; streams wait. Of rank 0.",
+        lambda one: one.silence_s,
+    ),
     "threads": ("Threads of these processes.", lambda one: one.num_threads),
     "open_fds": ("Open files of these processes.", lambda one: one.num_fds),
 }  # fmt: skip

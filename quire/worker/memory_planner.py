@@ -39,7 +39,7 @@ class MemoryPlanner:
         self._setup = setup
         self._memory = ops.memory
         self._free_bytes = ops.memory.free_bytes()
-        self._num_ranks = setup.num_ranks
+        self._num_ranks, self._total_ranks = setup.num_local_ranks, setup.num_ranks
         self._utilization = setup.config.cache.memory_utilization
         workspace_bytes = estimate_workspace_bytes(setup.arch, setup.limits, setup.dtype.itemsize)
         self._draft_weights_bytes = 0
@@ -67,17 +67,17 @@ class MemoryPlanner:
             NotEnoughMemoryError: it is, or the swap space is.
         """
         setup = self._setup
+        weights_bytes = estimate_weights_bytes(
+            setup.arch,
+            setup.limits.max_model_len,
+            setup.dtype.itemsize,
+            setup.config.model.quantization,
+            kept_bytes(setup.config),
+        )
         plan_memory(
             free_bytes=self._free_bytes,
             utilization=self._utilization,
-            weights_bytes=estimate_weights_bytes(
-                setup.arch,
-                setup.limits.max_model_len,
-                setup.dtype.itemsize,
-                setup.config.model.quantization,
-                kept_bytes(setup.config),
-            )
-            + self._draft_weights_bytes,
+            weights_bytes=weights_bytes * self._num_ranks // self._total_ranks + self._draft_weights_bytes,
             workspace_bytes=self._num_ranks * self._workspace_bytes + self._offload_bytes,
             useful_bytes=None,
             swap_bytes=self._swap_bytes,

@@ -56,6 +56,11 @@ class WorkerSetup:
         """Of these, the ones that have the same layers."""
         return 1 if self.seat is None else self.seat.stage_size
 
+    @property
+    def num_local_ranks(self) -> int:
+        """Those of them that are on this machine."""
+        return 1 if self.seat is None else len(self.seat.local_ranks)
+
 
 def make_setup(config: QuireConfig, platform: Platform, seat: Seat | None = None) -> WorkerSetup:
     """The setup of a config that went through `resolve`."""

@@ -140,6 +140,11 @@ class Worker:
         """A process that computes the model has ended: what waits for it fails and names it. From any thread."""
         self._ops.abort(rank)
 
+    @property
+    def silence(self) -> tuple[int, float] | None:
+        """As `Communicator.silence`."""
+        return self._ops.all_ranks.silence
+
     def communication_s(self) -> float:
         """Seconds that this rank has spent in collectives so far, waits for other ranks included."""
         return self._ops.communicator.busy_s

@@ -106,7 +106,8 @@ def _cpus_of_rank(setup: WorkerSetup, seat: Seat) -> tuple[int, ...]:
     usable = setup.platform.cpus
     if usable is None:
         return ()
-    cpus = usable.rank_cpus(seat.rank, seat.size, setup.num_threads)
+    local = seat.local_ranks
+    cpus = usable.rank_cpus(local.index(seat.rank), len(local), setup.num_threads)
     if cpus and usable.num_nodes > 1:
         os.sched_setaffinity(0, usable.cpus_of_nodes(cpus))
     return cpus
@@ -116,7 +117,7 @@ def _spin_us(setup: WorkerSetup) -> int:
     """How long a thread spins before it sleeps, waiting for a kernel or for another rank."""
     cpus = setup.platform.cpus
     has_quota = cpus is not None and cpus.quota is not None
-    is_crowded = setup.num_ranks > 1 and setup.num_ranks * setup.num_threads > setup.platform.num_cpus
+    is_crowded = setup.num_ranks > 1 and setup.num_local_ranks * setup.num_threads > setup.platform.num_cpus
     return QUOTA_SPIN_US if has_quota or is_crowded else DEFAULT_SPIN_US
 
 
@@ -125,10 +126,11 @@ def _communicator(setup: WorkerSetup, runtime: NativeRuntime) -> Communicator:
     seat = setup.seat
     if seat is None or seat.stage_size == 1:
         return SingleCommunicator()
-    first_rank = seat.stage * seat.stage_size
+    first_rank, is_only = seat.stage * seat.stage_size, seat.num_stages == 1
     return SharedMemoryCommunicator(
         runtime, seat.fd if seat.stage_fd is None else seat.stage_fd, seat.rank - first_rank, seat.stage_size,
         capacity=seat.capacity, spin_us=_spin_us(setup), timeout_s=seat.timeout_s, first_rank=first_rank,
+        plan=seat.plan if is_only else None, sockets=seat.sockets if is_only else None,
     )  # fmt: skip
 
 
@@ -140,7 +142,7 @@ def _stage(setup: WorkerSetup, runtime: NativeRuntime) -> PipelineStage | None:
     layers = divide_layers(setup.arch, seat.num_stages, setup.config.parallel.pipeline_layer_partition)[seat.stage]
     communicator = SharedMemoryCommunicator(
         runtime, seat.fd, seat.rank, seat.size, capacity=seat.capacity, spin_us=_spin_us(setup),
-        timeout_s=seat.timeout_s,
+        timeout_s=seat.timeout_s, plan=seat.plan, sockets=seat.sockets,
     )  # fmt: skip
     return PipelineStage(communicator=communicator, number=seat.stage, num_stages=seat.num_stages, layers=layers)
 
