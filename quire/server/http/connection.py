@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -106,6 +106,40 @@ def protocol_factory(
 
 def body_writer_of(scope: Scope) -> BodyWriter:
     """The writer for the body of the response to a request, whose head was just sent."""
-    connection = scope["state"][STATE_KEY]
-    assert isinstance(connection, StreamingProtocol), "the launcher gives uvicorn this protocol"
+    connection: StreamingProtocol | SentBody = scope["state"][STATE_KEY]
     return connection.body_writer(scope)
+
+
+class SentBody:
+    """The connection of one request under a server that is not ours: pieces of a streamed body go through its `send`.
+
+    Args:
+        send: of ASGI, the other server's.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._pieces: list[bytes] = []
+        self._lock = asyncio.Lock()
+        self._sending: asyncio.Task[None] | None = None
+
+    def body_writer(self, scope: Scope) -> BodyWriter:
+        """As `StreamingProtocol.body_writer`."""
+        return BodyWriter(self._write, is_chunked=False, is_writable=True)
+
+    async def send(self, message: Message) -> None:
+        """As ASGI's, for the layers above: what was written goes first."""
+        await self._flush()
+        await self._send(message)
+
+    def _write(self, data: bytes) -> None:
+        self._pieces.append(data)
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._flush())
+
+    async def _flush(self) -> None:
+        async with self._lock:
+            while self._pieces:
+                body = b"".join(self._pieces)
+                self._pieces.clear()
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
