@@ -127,6 +127,10 @@ class EngineRestartingError(EngineDeadError):
     """The engine core is being replaced, or is about to be; requests wait, and those that ran go on."""
 
 
+class EngineSleepingError(EngineDeadError):
+    """The engine gave back its memory, and is to be woken up."""
+
+
 class EngineGenerateError(QuireServerError):
     """One request failed inside the engine; others go on."""
 

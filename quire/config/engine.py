@@ -113,6 +113,15 @@ class SupervisionConfig:
     max_restarts: int = setting(
         5, "Give up after this many consecutive restarts of the engine core without progress.", minimum=0, maximum=1000
     )
+    enable_sleep_mode: bool = setting(
+        False, "Let /sleep and LLM.sleep() give back the memory of weights and KV cache, and /wake_up get it back."
+    )
+    sleeping_requests: str = setting(
+        "queue",
+        "What becomes of requests while the engine sleeps: queue = they wait until it wakes up; wake = they wake it "
+        "up; reject = they are refused (503).",
+        choices=("queue", "wake", "reject"),
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -162,9 +162,9 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "sleep mode is not supported", "stop the server and start it again",
+        "sleep mode ends the engine core's process, and has no other way", "use --enable-sleep-mode alone",
         {
-            "enable_sleep_mode": _OFF, "sleep_mode_backend": (None, "cumem"), "sleep_mode_offload_cudagraph": _OFF,
+            "sleep_mode_backend": (None, "cumem"), "sleep_mode_offload_cudagraph": _OFF,
             "sleep_preserve_parameter_names": _NONE, "enable_cumem_allocator": _OFF, "enable_nccl_comm_suspend": _OFF,
         },
     ),

@@ -212,6 +212,11 @@ def _checked_entry(name: str, given: dict[str, Any], defaults: Mapping[str, Any]
     values = {**_without_others(defaults, given, known), **given, "served_model_name": list(names)}
     sized = {key: _parsed(known, key, value) for key, value in values.items()}
     config = build_config(**sized)
+    if config.supervision.enable_sleep_mode:
+        raise ConfigError(
+            "enable_sleep_mode is not supported for several models: /models/unload and /models/load do that for each",
+            hint="leave it out, or serve one model", field="enable_sleep_mode",
+        )  # fmt: skip
     if config.parallel.data_parallel_size > 1:
         raise UnsupportedError(
             "data_parallel_size is not supported for several models: one engine core is loaded and unloaded for each",

@@ -25,7 +25,7 @@ from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
-from quire.engine.data_parallel.replicas import Replicas
+from quire.engine.data_parallel.replicas import Replicas, supervise
 from quire.engine.data_parallel.totals import TotalStats
 from quire.engine.front_end import FrontEnd, StepResult, Submission
 from quire.engine.front_ends.remote import RemoteEngine
@@ -33,13 +33,14 @@ from quire.engine.mp_factory import EngineStart, begin_start
 from quire.engine.output_stream import OutputStream
 from quire.engine.parts import FrontEndParts
 from quire.engine.protocol import EngineClient, StepListener
+from quire.engine.sleep_levels import SleepState
 from quire.engine.snapshots import continued, take_snapshot
 from quire.engine.step_logs import StepLogs
-from quire.engine.supervisor import Listener, Supervisor
-from quire.errors import EngineDeadError, QuireError, UnsupportedError, ValidationError
+from quire.engine.supervisor import Supervisor
+from quire.engine.weight_controls import WeightControls
+from quire.errors import EngineDeadError, QuireError, ValidationError
 from quire.logger import get_logger
 from quire.structured_output.form_checker import FormChecker
-from quire.utils.checks import check_int
 from quire.utils.fair_queue import FairThread
 from quire.utils.phases import PhaseTimer
 
@@ -47,10 +48,9 @@ logger = get_logger(__name__)
 
 # Texts longer than this are tokenized beside the event loop.
 LONG_TEXT_CHARS = 20_000
-MAX_REPLICAS = 1024
 
 
-class AsyncLLM(EngineClient):
+class AsyncLLM(WeightControls, EngineClient):
     """An engine for many concurrent requests.
 
     Args:
@@ -96,6 +96,9 @@ class AsyncLLM(EngineClient):
         self._forms = FormChecker(parts.config.structured_outputs)
         parts.input_processor.check_forms_with(self._forms.resolve)
         self._logs = None if is_remote else StepLogs(parts.config, names_replicas=has_replicas)
+        self._sleep, self._changing = SleepState(), asyncio.Lock()
+        self._request_ids = lambda: self._front.request_ids
+        self._launch = launch if launch_replica is None else launch_replica
         self._supervisor: Supervisor | Replicas | RemoteEngine
         if isinstance(core, RemoteEngine):
             core.listen(self)
@@ -125,8 +128,8 @@ class AsyncLLM(EngineClient):
     def from_start(cls, start: EngineStart, timer: PhaseTimer | None = None) -> AsyncLLM:
         """The second half of `from_config`; `timer` gets its phases. Raises as that does."""
         parts = start.finish(timer)
-        launch_replica = start.replica_launcher() if start.others else None
-        return cls(parts, start.core, start.launcher(), start.others, launch_replica)
+        launch = start.launcher()
+        return cls(parts, start.core, launch, start.others, launch if start.others else None)
 
     @classmethod
     def from_engine_args(cls, engine_args: QuireConfig | Mapping[str, Any], **options: Any) -> AsyncLLM:
@@ -243,6 +246,8 @@ class AsyncLLM(EngineClient):
         """As `EngineClient.open_stream`."""
         self._require_alive()
         self._supervisor.attach()
+        if self._sleep.tags:
+            self.note_request_while_asleep()
 
         def prepare() -> Submission:
             return self._front.prepare(request_id, prompt, sampling_params, options)
@@ -270,6 +275,8 @@ class AsyncLLM(EngineClient):
         except BaseException:
             stream.close()
             raise
+        if not isinstance(self._supervisor, RemoteEngine):
+            stream.placed = self._supervisor.live_of(submission.messages[0].handle)
         return stream
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -291,34 +298,16 @@ class AsyncLLM(EngineClient):
             return int(not self._supervisor.is_restarting)
         return self._supervisor.num_ready
 
-    async def scale(self, data_parallel_size: int, drain_timeout_s: float = 30.0) -> None:
-        """Add replicas, or remove the last ones, which finish what they run or leave it to others after a time.
-
-        Raises:
-            UnsupportedError: the engine was started with one replica.
-            ValidationError: the number is out of range.
-            QuireError: a replica cannot be started; those that are there stay.
-        """
-        check_int("data_parallel_size", data_parallel_size, 1, MAX_REPLICAS)
-        await self._replicas().scale(data_parallel_size, drain_timeout_s)
-
-    async def restart_replicas(self, drain_timeout_s: float = 30.0) -> None:
-        """Restart all replicas one by one, for new weights in the same place: requests go to the others meanwhile.
-
-        Raises:
-            UnsupportedError: as `scale`.
-            ValidationError: there is only one now.
-            QuireError: a replica cannot be started; it is missing then.
-        """
-        await self._replicas().restart_all(drain_timeout_s)
-
     async def check_health(self) -> None:
         """Return if the engine can serve; raises `EngineDeadError` otherwise."""
         await self._attached().check_health()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
-        return bool(await self._attached().call("reset_prefix_cache", reset_running_requests))
+        supervisor = self._attached()
+        if self._sleep.level:
+            return True  # there is none
+        return bool(await supervisor.call("reset_prefix_cache", reset_running_requests))
 
     async def profile(self, starts: bool) -> bool:
         """As `Profilable`."""
@@ -327,6 +316,8 @@ class AsyncLLM(EngineClient):
     async def live_states(self) -> list[EngineState]:
         """As `EngineClient.live_states`."""
         supervisor = self._attached()
+        if self._sleep.level:
+            return []
         if not isinstance(supervisor, Supervisor):
             return await supervisor.live_states()
         state = await supervisor.call("live_state")
@@ -402,16 +393,6 @@ class AsyncLLM(EngineClient):
         self._supervisor.attach()
         return self._supervisor
 
-    def _replicas(self) -> Replicas | RemoteEngine:
-        """The replicas, of which there can be more or fewer."""
-        supervisor = self._attached()
-        if self._totals is None or isinstance(supervisor, Supervisor):
-            raise UnsupportedError(
-                "this engine was started with one replica, and replicas cannot be added to it",
-                hint="start with data_parallel_size=2 or more", field="data_parallel_size",
-            )  # fmt: skip
-        return supervisor
-
     def _check_rank(self, rank: int) -> None:
         """Refuse a replica that is not there; raises `ValidationError`."""
         if self._totals is not None and not isinstance(self._supervisor, Supervisor):
@@ -480,18 +461,3 @@ class AsyncLLM(EngineClient):
     def _require_alive(self) -> None:
         if self._dead is not None:
             raise self._dead
-
-
-def supervise(
-    listener: Listener,
-    config: QuireConfig,
-    core: CoreProcess,
-    launch: Callable[[], CoreProcess] | None,
-    others: Sequence[CoreProcess],
-    launch_replica: Callable[[int], CoreProcess] | None,
-) -> Supervisor | Replicas:
-    """What keeps the cores of an engine running; arguments as `AsyncLLM`."""
-    if launch_replica is not None:
-        return Replicas(dict(enumerate((core, *others))), launch_replica, listener, config)
-    assert launch is not None, "there is one core, which is replaced when it dies"
-    return Supervisor(core, launch, listener, config.supervision.max_restarts)

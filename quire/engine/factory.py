@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config import QuireConfig
+from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.core_client.inproc import InprocClient
+from quire.engine.core_client.sleepable import SleepableClient
 from quire.engine.core_factory import build_core
 from quire.engine.front_factory import build_front_end
 from quire.engine.parts import EngineParts
@@ -45,7 +47,13 @@ def build_parts(
     check = (lambda params: validate_params(processors, params)) if processors else None
     with timer.phase("tokenizer and chat template"):
         front = build_front_end(config, model_dir, check)
-    core = build_core(config, platform, timer, logits_processors=processors)
+
+    def build(phases: PhaseTimer) -> EngineCoreClient:
+        return InprocClient(build_core(config, platform, phases, logits_processors=processors))
+
+    client = build(timer)
+    if config.supervision.enable_sleep_mode:
+        client = SleepableClient(client, lambda: build(PhaseTimer()))
     logger.info("engine %s", timer)
     return EngineParts(
         config=front.config,
@@ -53,5 +61,5 @@ def build_parts(
         tokenizer=front.tokenizer,
         chat_template=front.chat_template,
         defaults=front.defaults,
-        client=InprocClient(core),
+        client=client,
     )

@@ -19,13 +19,14 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.engine.config_lookup import resolve_config
+from quire.engine.core_client.sleepable import SleepableClient
 from quire.engine.front_end import FrontEnd
 from quire.engine.mp_factory import build_multiprocess_engine
 from quire.engine.named_plugins import note_plugins
 from quire.engine.parts import EngineParts
 from quire.engine.stat_logger import StatLogger
 from quire.engine.stat_loggers import StatLoggers
-from quire.errors import EngineDeadError, QuireClientError, ValidationError
+from quire.errors import EngineDeadError, QuireClientError, UnsupportedError, ValidationError
 from quire.platforms.detect import detect_platform
 from quire.utils.garbage import collector_paused
 from quire.utils.phases import PhaseTimer
@@ -186,6 +187,34 @@ class LLMEngine:
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         self._require_alive()
         return self._client.reset_prefix_cache(reset_running_requests)
+
+    def sleep(self) -> None:
+        """End the core and give back its memory; unfinished requests end without an output.
+
+        Raises:
+            UnsupportedError: the engine was made without sleep mode.
+        """
+        self._require_alive()
+        client = self._sleepable()
+        self.discard_requests(self._front.request_ids)
+        client.sleep()
+
+    def wake_up(self) -> None:
+        """Build the core again; raises as building the engine does."""
+        self._require_alive()
+        self._sleepable().wake_up()
+
+    @property
+    def is_asleep(self) -> bool:
+        """True between `sleep` and `wake_up`."""
+        return isinstance(self._client, SleepableClient) and self._client.is_asleep
+
+    def _sleepable(self) -> SleepableClient:
+        if not isinstance(self._client, SleepableClient):
+            raise UnsupportedError(
+                "sleep mode is off", hint="create it with enable_sleep_mode=True", field="enable_sleep_mode"
+            )
+        return self._client
 
     def get_metrics(self) -> list[Metric]:
         """What was counted, under the names of a server's /metrics.

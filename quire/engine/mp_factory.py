@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from quire.config import QuireConfig
+from quire.config.overrides import parse_object
 from quire.config.resolve import UsageContext
 from quire.core.wire import ONLY_REPLICA, ReplicaPlace
 from quire.engine.config_lookup import resolve_config
@@ -22,7 +23,8 @@ from quire.engine.core_launcher import CoreProcess, processor_names
 from quire.engine.data_parallel.places import replica_places
 from quire.engine.named_plugins import note_plugins
 from quire.engine.spare_process import SpareProcess
-from quire.models.model_dir import ModelDir
+from quire.errors import ValidationError
+from quire.models.model_dir import ModelDir, read_model_dir
 from quire.platforms.detect import detect_platform
 from quire.utils.phases import PhaseTimer
 
@@ -42,6 +44,52 @@ def launch_core(
     core = CoreProcess(config, logits_processors, spare, place)
     core.start()
     return core
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLauncher:
+    """Starts processes of engine cores; does not keep them.
+
+    Attributes:
+        config: of all of them, resolved.
+        logits_processors: "module:Class" each.
+        places: of replicas; those beyond the first ones share their places.
+        weight_version: how the weights are called; "" = those of the start.
+    """
+
+    config: QuireConfig
+    logits_processors: list[str]
+    places: tuple[ReplicaPlace, ...]
+    weight_version: str = ""
+
+    @property
+    def model_path(self) -> str:
+        """Where the weights are."""
+        return self.config.model_path
+
+    def __call__(self, index: int = 0) -> CoreProcess:
+        """A core's process for a replica, which has been started."""
+        place = msgspec.structs.replace(self.places[index % len(self.places)], engine_index=index)
+        return launch_core(replica_config(self.config, index), self.logits_processors, place=place)
+
+    def with_weights(self, path: str, version: str) -> CoreLauncher:
+        """For the weights of a model directory.
+
+        Raises:
+            ValidationError: there is no model of the same shape.
+            QuireError: it cannot be read.
+        """
+        if not Path(path).exists():
+            raise ValidationError(f"there is no model at {path[:200]}", hint="give a local directory", field="path")
+        model = self.config.model
+        arch = read_model_dir(Path(path)).arch(parse_object("hf_overrides", model.hf_overrides), model.model_impl)
+        if arch != self.config.arch:
+            raise ValidationError(
+                f"the model at {path[:200]} has another shape than the one that is served",
+                hint="start another server, or serve several models", field="path",
+            )  # fmt: skip
+        config = dataclasses.replace(self.config, model_path=str(Path(path).resolve()))
+        return dataclasses.replace(self, config=config, weight_version=version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +135,10 @@ class EngineStart:
             raise
         return dataclasses.replace(front, config=with_num_blocks(front.config, num_blocks))
 
-    def launcher(self) -> Callable[[], CoreProcess]:
+    def launcher(self) -> CoreLauncher:
         """Starts a process that takes the place of the core, which is ready, when that has ended; does not keep it."""
-        return partial(self.replica_launcher(), 0)
-
-    def replica_launcher(self) -> Callable[[int], CoreProcess]:
-        """Starts a process for the replica with a number; does not keep it. Replicas beyond the first ones share their
-        places.
-        """
         config = with_num_blocks(self.config, self.core.wait_ready().num_blocks)
-        names, places = self.logits_processors, self.places
-
-        def launch(index: int) -> CoreProcess:
-            place = msgspec.structs.replace(places[index % len(places)], engine_index=index)
-            return launch_core(replica_config(config, index), names, place=place)
-
-        return launch
+        return CoreLauncher(config, self.logits_processors, self.places)
 
     def cancel(self) -> None:
         """End the cores' processes, which have nothing to tidy up yet."""
@@ -174,11 +210,26 @@ def build_multiprocess_engine(config: QuireConfig, *, logits_processors: Sequenc
     from quire.engine.parts import EngineParts
 
     front = start.finish()
-    client: EngineCoreClient = SyncMPClient(start.core)
-    if start.others:
+
+    def client_of(cores: Sequence[CoreProcess]) -> EngineCoreClient:
+        clients = [SyncMPClient(core) for core in cores]
+        if len(clients) == 1:
+            return clients[0]
         from quire.engine.data_parallel.sync_replicas import SyncReplicas
 
-        client = SyncReplicas([SyncMPClient(core) for core in (start.core, *start.others)], front.config)
+        return SyncReplicas(clients, front.config)
+
+    def build() -> EngineCoreClient:
+        cores = [launch(index) for index in range(1 + len(start.others))]
+        for core in cores:
+            core.wait_ready()
+        return client_of(cores)
+
+    client = client_of((start.core, *start.others))
+    if config.supervision.enable_sleep_mode:
+        from quire.engine.core_client.sleepable import SleepableClient
+
+        launch, client = start.launcher(), SleepableClient(client, build)
     return EngineParts(
         config=front.config,
         input_processor=front.input_processor,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.engine.live_request import LiveRequest
 
 
 def noop() -> None:
@@ -26,10 +27,11 @@ class OutputStream:
         on_close: called when the reader leaves.
 
     Attributes:
+        placed: the request as its supervisor has it, whatever became of it; None = there is none.
         on_ready: called when `take` has something again; quick, raises nothing.
     """
 
-    __slots__ = ("_error", "_is_delta", "_on_close", "_output", "on_ready")
+    __slots__ = ("_error", "_is_delta", "_on_close", "_output", "on_ready", "placed")
 
     def __init__(self, *, is_delta: bool, on_close: Callable[[], None] = noop) -> None:
         self._is_delta = is_delta
@@ -37,6 +39,7 @@ class OutputStream:
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
         self.on_ready: Callable[[], None] = noop
+        self.placed: LiveRequest | None = None
 
     @property
     def is_ready(self) -> bool:

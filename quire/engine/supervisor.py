@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -28,8 +25,15 @@ from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.crash_reports import write_crash_report
 from quire.engine.fault_bisector import FaultBisector
+from quire.engine.live_request import Listener, LiveRequest
 from quire.engine.output_stream import noop
-from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, QuireError
+from quire.errors import (
+    EngineDeadError,
+    EngineGenerateError,
+    EngineRestartingError,
+    EngineSleepingError,
+    QuireError,
+)
 from quire.logger import get_logger
 
 # Requests that were with so many cores in a row that died, without one token in between, take turns apart from others.
@@ -39,49 +43,11 @@ MAX_DEATHS = 4
 RETRY_S = 0.25  # doubled with each try
 # A core that takes longer to come back is unavailable: its requests need not wait for it.
 UNAVAILABLE_S = 10.0
+FINISH_POLL_S = 0.05
 HEALTH_STALLED_S = 2.0
 HEALTH_POLL_S = 0.05
 
 logger = get_logger(__name__)
-
-
-class Listener(Protocol):
-    """Callbacks of the supervisor."""
-
-    def on_step(self, step: EngineCoreOutputs) -> None:
-        """A step's outputs came."""
-
-    def on_failed(self, handle: int, error: QuireError) -> None:
-        """The core refused a request, or a request was given up."""
-
-    def on_aborted(self, handle: int) -> None:
-        """A request whose end was asked for was lost with its core before it ended."""
-
-    def on_dead(self, error: EngineDeadError) -> None:
-        """The engine is of no further use."""
-
-    def restart(self, handle: int) -> list[int] | None:
-        """A request is about to be sent again: the tokens it has put out; None when it was abandoned."""
-
-
-@dataclass(slots=True)
-class LiveRequest:
-    """A request that was sent and has not ended.
-
-    Attributes:
-        num_deaths: cores in a row that died while it was with them and put out nothing.
-        is_aborting: its end was asked for.
-        is_sent: the core of now has it.
-        was_lost: a core had it and died, and no other has it yet.
-        deadline_s: until when it may wait without ever running, on the monotonic clock.
-    """
-
-    message: EngineCoreRequest
-    num_deaths: int = 0
-    is_aborting: bool = False
-    is_sent: bool = False
-    was_lost: bool = False
-    deadline_s: float = math.inf
 
 
 class Supervisor:
@@ -96,6 +62,7 @@ class Supervisor:
 
     Attributes:
         is_paused: no steps are run.
+        weight_version: of the core's weights; "" = those that the engine was started with.
         num_restarts: cores that were replaced.
         num_resumed: answers that were continued on another core.
     """
@@ -118,7 +85,8 @@ class Supervisor:
         self._client: AsyncMPClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
-        self._is_closed = False
+        self._is_closed = self._is_resting = self._is_holding = False
+        self.weight_version = ""
         self.is_paused = False
         self.num_restarts = 0
         self.num_resumed = 0
@@ -140,7 +108,12 @@ class Supervisor:
     @property
     def is_restarting(self) -> bool:
         """True while there is no core to talk to."""
-        return self._client is None and self._loop is not None
+        return self._client is None and self._loop is not None and not self._is_resting
+
+    @property
+    def is_resting(self) -> bool:
+        """True while there is no core, on purpose."""
+        return self._is_resting
 
     @property
     def has_stopped(self) -> bool:
@@ -172,6 +145,10 @@ class Supervisor:
         if message.queue_timeout_s:
             live.deadline_s = time.monotonic() + message.queue_timeout_s
         self._send(live)
+
+    def live_of(self, handle: int) -> LiveRequest | None:
+        """A request that has not ended."""
+        return self._live.get(handle)
 
     def message_of(self, handle: int) -> EngineCoreRequest | None:
         """The message of a request that has not ended."""
@@ -223,6 +200,8 @@ class Supervisor:
             if self._restarting is not None:
                 await asyncio.shield(self._restarting)
             client = self._client
+            if self._is_resting:
+                raise EngineSleepingError("the engine is asleep", hint="wake it up: POST /wake_up")
             if self._is_closed or client is None:
                 raise EngineDeadError("the engine has stopped", hint="make a new one")
             try:
@@ -236,6 +215,8 @@ class Supervisor:
 
         A core that is silent is asked, so that one which hangs is found even while nothing runs.
         """
+        if self._is_resting:
+            return
         if self.is_restarting:
             raise EngineRestartingError("the engine core is being restarted", hint="try again in a few seconds")
         answer = asyncio.ensure_future(self.call("ping"))
@@ -254,7 +235,66 @@ class Supervisor:
     async def pause(self, is_paused: bool) -> None:
         """Stop running steps, or go on; holds for later cores too."""
         self.is_paused = is_paused
-        await self.call("pause" if is_paused else "resume")
+        if not self._is_resting:
+            await self.call("pause" if is_paused else "resume")
+
+    # --- without a core, on purpose ---
+
+    async def finish(self, timeout_s: float) -> bool:
+        """Send no new requests until `release` or `wake`, and wait until those that were sent have ended.
+
+        Returns:
+            False when that takes longer; new ones are sent again then.
+        """
+        self._is_holding = True
+        deadline = time.monotonic() + timeout_s
+        while any(live.is_sent or live.was_lost for live in self._live.values()):
+            if time.monotonic() > deadline or self._is_closed:
+                self.release()
+                return False
+            await asyncio.sleep(FINISH_POLL_S)
+        return True
+
+    def release(self) -> None:
+        """Send what was held back."""
+        self._is_holding = False
+        for live in list(self._live.values()):
+            self._resend(live)
+
+    async def rest(self) -> None:
+        """End the core; requests stay here, and new ones wait, until `wake`. Harmless when repeated."""
+        self._is_resting = True
+        self._disconnect()
+        if self._restarting is not None:
+            self._core.kill()  # one that starts need not become ready
+            await asyncio.wait([self._restarting])
+        await asyncio.to_thread(self._core.close)
+        for handle, live in list(self._live.items()):
+            if live.is_aborting:
+                self._end_aborted(handle)
+            elif live.is_sent:
+                live.is_sent, live.was_lost = False, True
+
+    async def wake(self, launch: Callable[[], CoreProcess] | None = None, version: str | None = None) -> None:
+        """Start a core after `rest`; requests go on.
+
+        Args:
+            launch: starts it, and those after it; None = as before.
+            version: of its weights; None = as before.
+
+        Raises:
+            QuireError: it cannot be started, and nothing has changed.
+        """
+        core = (launch or self._launch)()
+        await asyncio.to_thread(core.wait_ready)
+        self._core, self._launch = core, launch or self._launch
+        if self._is_closed:
+            await asyncio.to_thread(core.close)
+            return
+        self._is_resting = self._is_holding = False
+        self.weight_version = self.weight_version if version is None else version
+        self._connect()
+        await self._continue_all()
 
     def close(self) -> None:
         """End the core, when the event loop has ended or is the caller's; harmless when repeated."""
@@ -275,6 +315,9 @@ class Supervisor:
     def _send(self, live: LiveRequest) -> None:
         if self._client is None or not self._bisector.may_run(live.message.handle):
             return
+        if self._is_holding and not live.was_lost:
+            return
+        live.weight_version = self.weight_version
         live.is_sent = self._try(lambda client: client.add_request(live.message))
         if live.is_sent and live.was_lost:
             live.was_lost = False
@@ -332,7 +375,7 @@ class Supervisor:
             self._loop.call_soon_threadsafe(self._begin_restart, core, reason)
 
     def _begin_restart(self, core: CoreProcess, reason: str) -> None:
-        if self._is_closed or core is not self._core:
+        if self._is_closed or self._is_resting or core is not self._core:
             return
         logger.error("the engine core failed (%s); %d requests will be resumed", reason, len(self._live))
         self._disconnect()
@@ -351,7 +394,7 @@ class Supervisor:
         try:
             await asyncio.to_thread(self._core.close)
             is_narrowed = self._fail_unrecoverable()
-            while not self._is_closed:
+            while not self._is_closed and not self._is_resting:
                 self._num_failed_restarts += not is_narrowed
                 is_narrowed = False
                 if self._num_failed_restarts > self._max_restarts:
@@ -369,13 +412,13 @@ class Supervisor:
         finally:
             waiting.cancel()
             self._restarting = None
-        if not self._is_closed:
+        if not self._is_closed and not self._is_resting:
             await self._continue_all()
 
     async def _start_another(self) -> None:
         self._core = self._launch()
         await asyncio.to_thread(self._core.wait_ready)
-        if not self._is_closed:
+        if not self._is_closed and not self._is_resting:
             self._connect()
             self.num_restarts += 1
 

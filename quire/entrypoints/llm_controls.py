@@ -5,9 +5,10 @@ A base of `LLM`, apart from it so that each can be read at once. No state of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from quire.engine.sleep_levels import check_sleep, check_tags, drop_cached_pages, weight_files
 from quire.errors import UnsupportedError, ValidationError
 from quire.tokenization.hf_tokenizer import HFTokenizer
 
@@ -106,6 +107,37 @@ class EngineControls:
         """Write the profile; nothing where none is taken. `quire profile summary FILE` shows it."""
         self.llm_engine.call_worker("stop_profile")
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give back the memory of weights and KV cache until `wake_up`.
+
+        Args:
+            level: 1 or 2: weights are read from their files again, in either case; at 1 these may still be in the
+                operating system's memory.
+            mode: unfinished requests are ended ("abort"); "wait" and "keep" need that there are none.
+
+        Raises:
+            UnsupportedError: the engine was made without enable_sleep_mode.
+            ValidationError: there is no such level or mode, or requests are unfinished.
+        """
+        check_sleep(level, mode)
+        if mode != "abort" and self.llm_engine.has_unfinished_requests():
+            raise ValidationError("requests are unfinished", hint="finish them, or use mode='abort'", field="mode")
+        if level == 0:
+            return  # no step runs between calls
+        self.llm_engine.sleep()
+        if level == 2:
+            drop_cached_pages(weight_files(self.llm_engine.config))
+
+    def wake_up(self, tags: Collection[str] | None = None) -> bool:
+        """Get back what `sleep` gave back. Weights and KV cache come together: either tag brings both.
+
+        Returns:
+            Whether the engine is awake: always, when this returns.
+        """
+        check_tags(tags)
+        self.llm_engine.wake_up()
+        return True
+
     def reset_mm_cache(self) -> None:
         """Do nothing: there are no images, so no cache of them."""
 
@@ -114,8 +146,6 @@ class EngineControls:
     classify = _absent("classify", POOLING)
     score = _absent("score", POOLING)
     reward = _absent("reward", POOLING)
-    sleep = _absent("sleep", SLEEP)
-    wake_up = _absent("wake_up", SLEEP)
     release_kv_cache_memory = _absent("release_kv_cache_memory", SLEEP)
     init_weight_transfer_engine = _absent(
         "init_weight_transfer_engine", "Quire cannot update the weights of an engine yet"

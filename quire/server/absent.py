@@ -9,7 +9,8 @@ NO_PATH = ErrorKind(404, "NotFoundError", "not_found")
 
 POOLING = "embedding, ranking and classification models are not supported; this model generates text"
 LORA = "adapters (LoRA) are not supported yet"
-PAUSES = "sleep, pause and weight updates are not supported; restart the server"
+PAUSES = "pauses and transfers of weights are not supported; see /sleep, /update_weights"
+SLEEPS = "sleep mode is off; start the server with --enable-sleep-mode"
 PROFILES = "profiling is off; start the server with --profile DIR and API keys (--api-key-file)"
 SPLIT = "prefill and decode run in the same server; send the request itself"
 REASONS = {
@@ -25,16 +26,18 @@ REASONS = {
     ),
     LORA: ("load_lora_adapter", "unload_lora_adapter"),
     PAUSES: (
-        "sleep", "wake_up", "is_sleeping", "pause", "resume", "is_paused", "collective_rpc",
+        "pause", "resume", "is_paused", "collective_rpc",
         "init_weight_transfer_engine",
-        "start_weight_update", "update_weights", "finish_weight_update", "is_scaling_elastic_ep",
+        "start_weight_update", "finish_weight_update", "is_scaling_elastic_ep",
         "fault_tolerance", "release_kv_cache_memory", "abort_requests", "get_world_size",
     ),
+    SLEEPS: ("sleep", "wake_up", "is_sleeping"),
     PROFILES: ("start_profile", "stop_profile"),
     SPLIT: ("render", "derender", "inference"),
     "there is no media cache": ("reset_mm_cache", "reset_encoder_cache"),
     "it needs an operator API key; configure API keys (--api-key-file)": (
         "reset_prefix_cache", "server_info", "scale_elastic_ep", "restart_replicas",
+        "update_weights", "weight_info",
     ),
     "that page would load external scripts; see /docs": ("redoc",),
 }  # fmt: skip

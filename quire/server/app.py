@@ -19,12 +19,14 @@ from starlette.types import Receive, Scope, Send
 
 from quire.config.server import ServerConfig
 from quire.engine.protocol import EngineClient, Migratable, Profilable
+from quire.engine.weight_controls import WeightControls
 from quire.server.absent import no_such_path
 from quire.server.api.anthropic.errors import MESSAGES_ERRORS
 from quire.server.api.openai.info_routes import InfoRoutes
 from quire.server.api.openai.migration_routes import MigrationRoutes, ResumeRequest, SnapshotRequest
 from quire.server.api.openai.operator_routes import OperatorRoutes, RestartRequest, ScaleRequest
 from quire.server.api.openai.usage_routes import UsageRoutes
+from quire.server.api.openai.weight_routes import UpdateRequest, WeightRoutes
 from quire.server.api.responses.errors import RESPONSES_ERRORS
 from quire.server.api.responses.kept import KeptResponses
 from quire.server.api.responses.kept_routes import KeptRoutes
@@ -114,9 +116,18 @@ def make_app(engine: EngineClient, config: ServerConfig, share: FrontEndShare | 
         if engine.config.observability.profiler is not None and isinstance(engine, Profilable):
             routes.add("/start_profile", OperatorRoutes(state).start_profile, method="POST")
             routes.add("/stop_profile", OperatorRoutes(state).stop_profile, method="POST")
+        if isinstance(engine, WeightControls):
+            weights = WeightRoutes(state, engine)
+            routes.add("/update_weights", weights.update, body=UpdateRequest)
+            routes.add("/weight_info", weights.info)
         if isinstance(engine, Migratable):
             routes.add("/snapshot_request", MigrationRoutes(state).snapshot, body=SnapshotRequest)
             routes.add("/resume_request", MigrationRoutes(state).resume, body=ResumeRequest)
+    if isinstance(engine, WeightControls) and engine.config.supervision.enable_sleep_mode:
+        weights = WeightRoutes(state, engine)
+        routes.add("/sleep", weights.sleep, method="POST")
+        routes.add("/wake_up", weights.wake_up, method="POST")
+        routes.add("/is_sleeping", weights.is_sleeping)
     routes.app.state.server = state
     return routes.app
 

@@ -30,13 +30,19 @@ MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS_PER_STEP = 200, 4, 128, 24
 
 
 class PrintingExecutor(ScriptedExecutor):
-    """Samples tokens that are plain text."""
+    """Samples tokens that are plain text.
+
+    Attributes:
+        weights: other ones give other tokens.
+    """
+
+    weights = 0
 
     def sample_tokens(self, computed: SchedulerOutput, grammar: object = None) -> ModelRunnerOutput:
         rows = computed.rows[computed.is_sampling]
         for row in rows.tolist():
             tokens = self._rows[row][1]
-            tokens.append(rule(tokens, 0, len(tokens)))
+            tokens.append(rule(tokens, self.weights, len(tokens)))
         sampled = np.array([self._rows[row][1][-1] for row in rows.tolist()], dtype=np.int32)
         return ModelRunnerOutput(rows=rows, sampled_token_ids=sampled)
 
@@ -64,8 +70,8 @@ class HandCore:
             num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_model_len=MAX_MODEL_LEN, max_num_seqs=max_num_seqs,
             budget=MAX_TOKENS_PER_STEP, gates=(recovery.gate,),
         )  # fmt: skip
-        executor: Any = PrintingExecutor({})
-        self._core = EngineCore(executor, self._scheduler, recovery)
+        self.executor: Any = PrintingExecutor({})
+        self._core = EngineCore(self.executor, self._scheduler, recovery)
         self._proc = EngineCoreProc(self._core, self._inputs, outputs, page)
         self.num_turns = 0
         self.start_phases: list[tuple[str, float]] = []

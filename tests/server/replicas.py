@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import zmq
 
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.crash_reports import CoreRemains
 from quire.engine.output_stream import OutputStream
 from quire.errors import EngineDeadError
-from tests.server.engines import rule
+from tests.server.engines import rule, scripted_config
 from tests.server.hand_core import HandCore, make_parts
 
 
@@ -46,6 +48,10 @@ class MortalCore(HandCore):
         """As when the process is killed."""
         self.is_dead = True
         self._on_exit(self, "the process was killed")
+
+    def remains(self) -> CoreRemains:
+        """Nothing that is written anywhere."""
+        return CoreRemains(scripted_config(crash_reports="none"), self.pid, 0.0, {}, "")
 
     def turn(self) -> None:
         if not self.is_dead:
@@ -80,6 +86,30 @@ class SlowCore(MortalCore):
         self.may_be_ready.wait(60)
 
 
+class BadWeights(EngineDeadError):
+    """Of a directory that no core can be started with."""
+
+
+@dataclass(frozen=True)
+class FleetLauncher:
+    """As `CoreLauncher`; a directory's name is the number of its weights."""
+
+    fleet: Fleet
+    model_path: str = "0"
+
+    def __call__(self, index: int = 0) -> Any:
+        """A core with these weights."""
+        if self.model_path == "bad":
+            raise BadWeights("cannot be loaded")
+        core = self.fleet.launch(index)
+        core.executor.weights = int(self.model_path)
+        return core
+
+    def with_weights(self, path: str, version: str) -> FleetLauncher:
+        """Others."""
+        return replace(self, model_path=path)
+
+
 class Fleet:
     """An engine with replicas, and their cores.
 
@@ -97,9 +127,12 @@ class Fleet:
             core.wait_ready()
         parts = make_parts(data_parallel_size=count, num_blocks=128, **settings)
         first, *others = self.cores.values()
-        self.engine = AsyncLLM(parts, first, lambda: first, others, self._launch)  # type: ignore[arg-type, list-item]
+        launch = FleetLauncher(self)
+        replicas = (others, launch) if count > 1 else ()
+        self.engine = AsyncLLM(parts, first, launch, *replicas)  # type: ignore[arg-type]
 
-    def _launch(self, index: int) -> Any:
+    def launch(self, index: int) -> Any:
+        """Another core for a replica."""
         kind = StillbornCore if index in self.born_dead else SlowCore if index in self.born_slow else MortalCore
         core = self.cores[index] = kind(index)
         self._all.append(core)
@@ -145,9 +178,9 @@ class Fleet:
         raise AssertionError(f"streams {left} have not ended")
 
 
-def expected(prompt: list[int], max_tokens: int) -> list[int]:
+def expected(prompt: list[int], max_tokens: int, weights: int = 0) -> list[int]:
     """The answer of one engine."""
     tokens = list(prompt)
     for _ in range(max_tokens):
-        tokens.append(rule(tokens, 0, len(tokens)))
+        tokens.append(rule(tokens, weights, len(tokens)))
     return tokens[len(prompt) :]

@@ -218,10 +218,12 @@ def test_cve_2026_7301_and_cve_2025_10164_there_are_no_routes_that_administer(se
         assert httpx.request(method, server.url + path, json={}, verify=False).status_code == 404, path
     administers = {
         "/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas", "/snapshot_request",
-        "/resume_request", "/start_profile", "/stop_profile",
+        "/resume_request", "/start_profile", "/stop_profile", "/update_weights", "/sleep", "/wake_up",
     }  # fmt: skip
     assert {path for path in ROUTE_ACCESS if path in ADMIN} == administers
-    assert {path for path, access in ROUTE_ACCESS.items() if access is Access.OPERATOR} == administers
+    assert {path for path, access in ROUTE_ACCESS.items() if access is Access.OPERATOR} == administers | {
+        "/weight_info", "/is_sleeping",
+    }  # fmt: skip
 
 
 def test_cve_2026_7301_the_one_route_that_administers_is_for_an_operators_key_alone(tmp_path):

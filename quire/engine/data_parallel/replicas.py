@@ -9,7 +9,7 @@ out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,8 +21,10 @@ from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.data_parallel.shared_service import SharedService
-from quire.engine.supervisor import Listener, LiveRequest, Supervisor
-from quire.errors import EngineDeadError, QuireError, ValidationError
+from quire.engine.live_request import Listener, LiveRequest
+from quire.engine.supervisor import Supervisor
+from quire.engine.weight_update import replace_weights
+from quire.errors import EngineDeadError, EngineGenerateError, QuireError, ValidationError
 from quire.logger import get_logger
 from quire.scheduler.placement import Placement
 
@@ -37,6 +39,7 @@ class Replica:
     Attributes:
         index: its number, as in metrics.
         supervisor: keeps its core running.
+        is_updating: its weights are being replaced; requests go to others, where there are some.
         is_draining: it is about to be removed and gets no more requests.
         is_gone: it could not be started again, and has stopped for good.
     """
@@ -44,7 +47,7 @@ class Replica:
     def __init__(self, owner: Replicas, index: int, core: CoreProcess, launch: Callable[[], CoreProcess]) -> None:
         self._owner = owner
         self.index = index
-        self.is_draining = self.is_gone = False
+        self.is_draining = self.is_gone = self.is_updating = False
         self.supervisor = Supervisor(
             core, launch, self, owner.max_restarts, on_unavailable=lambda: owner.hand_over(self)
         )
@@ -52,7 +55,8 @@ class Replica:
     @property
     def is_ready(self) -> bool:
         """True when it can be given requests."""
-        return not self.is_draining and not self.is_gone and not self.supervisor.is_restarting
+        is_leaving = self.is_draining or self.is_gone or self.is_updating
+        return not is_leaving and not self.supervisor.is_restarting and not self.supervisor.is_resting
 
     def on_step(self, step: EngineCoreOutputs) -> None:
         """As `Listener`."""
@@ -101,7 +105,7 @@ class Replicas:
         self.listener = listener
         self.max_restarts = config.supervision.max_restarts
         self.is_paused = False
-        self._launch = launch
+        self._launch, self._version = launch, ""
         is_fair = config.scheduler.scheduling_policy == "fair"
         capacity_tokens = (config.cache.num_blocks or 0) * (config.cache.block_size or 1)
         self._placement = Placement(capacity_tokens, is_fair=is_fair, has_cache=config.cache.enable_prefix_caching)
@@ -263,11 +267,20 @@ class Replicas:
 
         When it will not be tried again they wait for one that restarts, too.
         """
-        others = [index for index, one in self._replicas.items() if one.is_ready and one is not replica]
+        peers = [index for index in self.indexes if index != replica.index and self._are_equal(index, replica)]
+        others = [index for index in peers if self._replicas[index].is_ready]
         if not others and replica.supervisor.has_stopped:
-            others = [index for index in self.indexes if index != replica.index]
+            others = peers
         if others:
             self._move_all(replica.supervisor.release_all(), others)
+        elif replica.supervisor.has_stopped and self.indexes not in ([], [replica.index]):
+            for live in replica.supervisor.release_all():
+                lost = "the replica is given up, and the others have other weights"
+                replica.on_failed(live.message.handle, EngineGenerateError(lost, hint="send the request again"))
+
+    def _are_equal(self, index: int, replica: Replica) -> bool:
+        """Whether a replica has the same weights, so that it can go on with what the other one began."""
+        return self._replicas[index].supervisor.weight_version == replica.supervisor.weight_version
 
     async def scale(self, count: int, drain_timeout_s: float = 30.0) -> None:
         """Have `count` replicas; those that leave finish what they run, or others do after `drain_timeout_s`.
@@ -333,22 +346,77 @@ class Replicas:
             self._replicas[index].supervisor.adopt(live)
 
     def _add(self, index: int, core: CoreProcess) -> Replica:
-        replica = self._replicas[index] = Replica(self, index, core, partial(self._launch_again, index))
+        replica = self._replicas[index] = Replica(self, index, core, partial(self._launch_again, index, self._launch))
+        replica.supervisor.weight_version = self._version
         self._placement.add_replica(index)
         if self._service is not None:
             self._service.add_replica(index)
         return replica
 
-    def _launch_again(self, index: int) -> CoreProcess:
+    def _launch_again(self, index: int, launch: Callable[[int], CoreProcess]) -> CoreProcess:
         """A core for a replica whose core is gone, with its cache."""
         self._placement.forget_cache(index)
         if self._service is not None:
             self._service.add_replica(index)
-        return self._launch(index)
+        return launch(index)
 
     def _note_retired(self, replica: Replica) -> None:
         self._num_restarts_before += replica.supervisor.num_restarts
         self._num_resumed_before += replica.supervisor.num_resumed
+
+    # --- weights ---
+
+    @property
+    def weight_versions(self) -> dict[int, str]:
+        """By replica."""
+        return {index: self._replicas[index].supervisor.weight_version for index in self.indexes}
+
+    def live_of(self, handle: int) -> LiveRequest | None:
+        """As `Supervisor`."""
+        index = self._placement.replica_of(handle)
+        return None if index is None else self._replicas[index].supervisor.live_of(handle)
+
+    async def replace_weights(self, launch: Callable[[int], CoreProcess], version: str, timeout_s: float) -> None:
+        """Replace the weights of one replica after the other.
+
+        Raises:
+            QuireError: as `weight_update.replace_weights`; replicas before that one have the new weights.
+        """
+        async with self._scaling:
+            for index in self.indexes:
+                replica = self._replicas[index]
+                replica.is_updating = True
+                try:
+                    again = partial(self._launch_again, index, launch)
+                    await replace_weights(replica.supervisor, again, version, timeout_s)
+                finally:
+                    replica.is_updating = False
+            self._launch, self._version = launch, version
+
+    async def finish(self, timeout_s: float) -> bool:
+        """As `Supervisor`, for all."""
+        supervisors = [self._replicas[index].supervisor for index in self.indexes]
+        done = await asyncio.gather(*(one.finish(timeout_s) for one in supervisors))
+        if not all(done):
+            self.release()
+        return all(done)
+
+    def release(self) -> None:
+        """As `Supervisor`, for all."""
+        for index in self.indexes:
+            self._replicas[index].supervisor.release()
+
+    async def rest(self) -> None:
+        """As `Supervisor`, for all."""
+        await asyncio.gather(*(self._replicas[index].supervisor.rest() for index in self.indexes))
+
+    async def wake(self) -> None:
+        """As `Supervisor`, for all; those that are awake already stay so."""
+        resting = [one.supervisor for one in self._replicas.values() if one.supervisor.is_resting]
+        found = await asyncio.gather(*(one.wake() for one in resting), return_exceptions=True)
+        for one in found:
+            if one is not None:
+                raise one
 
     # --- all of them ---
 
@@ -394,3 +462,18 @@ class Replicas:
     async def stop(self) -> None:
         """As `Supervisor`."""
         await asyncio.gather(*(one.supervisor.stop() for one in self._replicas.values()))
+
+
+def supervise(
+    listener: Listener,
+    config: QuireConfig,
+    core: CoreProcess,
+    launch: Callable[[], CoreProcess] | None,
+    others: Sequence[CoreProcess],
+    launch_replica: Callable[[int], CoreProcess] | None,
+) -> Supervisor | Replicas:
+    """What keeps the cores of an engine running; arguments as `AsyncLLM`."""
+    if launch_replica is not None:
+        return Replicas(dict(enumerate((core, *others))), launch_replica, listener, config)
+    assert launch is not None, "there is one core, which is replaced when it dies"
+    return Supervisor(core, launch, listener, config.supervision.max_restarts)

@@ -32,8 +32,8 @@ from quire.engine.front_ends.messages import (
     Wake,
     first_handle,
 )
+from quire.engine.live_request import Listener
 from quire.engine.output_stream import noop
-from quire.engine.supervisor import Listener
 from quire.errors import EngineDeadError, EngineRestartingError, ValidationError
 from quire.utils.phases import Phases
 

@@ -70,6 +70,11 @@ class AnswerCounts:
         return self.work.public_id
 
     @property
+    def weight_version(self) -> str:
+        """As `AnswerRecord.weight_version`."""
+        return ", ".join(sorted({one.weight_version for one in self.work.placed if one.weight_version}))
+
+    @property
     def params(self) -> SamplingParams:
         """As `AnswerRecord.params`."""
         return self.work.params
@@ -116,6 +121,8 @@ class AnswerCounts:
         if self._shows_receipt and self._num_spec_tokens:
             content["drafted_tokens"], content["accepted_tokens"] = drafts.num_drafted, drafts.num_accepted
             content["steps_saved"] = drafts.num_steps_saved
+        if self._shows_receipt and self.weight_version:
+            content["weight_version"] = self.weight_version
         if self._shows_drafts:  # of one sequence, as in vLLM
             is_single = len(self.work.prompts) == 1 and self.work.params.n == 1
             content["speculative_decoding"] = drafts.content(self._num_spec_tokens) if is_single else None

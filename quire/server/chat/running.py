@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quire.core.inputs import TokensPrompt
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
+from quire.engine.live_request import LiveRequest
 from quire.engine.output_stream import OutputStream, noop, until_ready
 from quire.errors import QueueTimeoutError, QuireClientError, QuireServerError
 from quire.server.chat.state import ServerState
@@ -46,6 +47,7 @@ class GenerationJob:
         received_s: when the request came, monotonic clock.
         tenant: whose it is, by the key of this fingerprint.
         charge: what it was charged before its prompts were read.
+        placed: each prompt as the engine's supervisor has it, as far as it was given one.
     """
 
     public_id: str
@@ -56,6 +58,7 @@ class GenerationJob:
     received_s: float = 0.0
     key: str = ""
     charge: Charge | None = None
+    placed: list[LiveRequest] = field(default_factory=list)
 
 
 class Run:
@@ -138,6 +141,8 @@ class Run:
                 account.close("error")
             raise
         state.running.add(engine_id)
+        if stream.placed is not None:
+            work.placed.append(stream.placed)
         part = _Part(self, index, engine_id, stream, account, num_places)
         self._parts.append(part)
         self._num_unopened -= 1

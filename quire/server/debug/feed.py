@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from quire.core.live_state import ChunkRecord, EngineState, ProcessState
+from quire.engine.weight_controls import WeightControls
 from quire.errors import EngineDeadError
 from quire.metrics.family_sums import SummedTotals
 from quire.server.api.openai.info_routes import speculation_info
@@ -102,12 +103,15 @@ class StateFeed:
             log.metrics.update(await peers.families(state.metrics.all_series()))
         log.look()
         engines, problem = await self._engines(state, name)
+        weights = engine if isinstance(engine, WeightControls) else None
         live = ModelLive(
             names=list(state.model_names), num_answers=state.admission.num_answers, is_draining=state.is_draining,
             is_paused=engine.is_paused, restarts=engine.num_restarts, resumed=engine.num_resumed,
             predicted_wait_s=state.admission.estimated_wait_s(), problem=problem,
             speculation=speculation_info(engine.config, state.metrics.drafts), engines=engines,
             processes=list(await state.look_at_processes()), series=log.since(0.0),
+            sleep_state="awake" if weights is None else weights.sleep_state.name,
+            weight_versions={} if weights is None else {str(k): v for k, v in weights.weight_versions.items()},
         )  # fmt: skip
         return live, log
 

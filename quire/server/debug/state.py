@@ -48,6 +48,8 @@ class ModelLive(msgspec.Struct, frozen=True):
         speculation: settings and decisions of speculative decoding, as `/server_info`; None = it is off.
         engines: by `index`.
         processes: of the engine cores, in the order of their engines and ranks.
+        sleep_state: awake, weights_offloaded or discard_all.
+        weight_versions: of each engine, by its number; "" = those of the server's start.
         series: since the time that the viewer has.
     """
 
@@ -63,6 +65,8 @@ class ModelLive(msgspec.Struct, frozen=True):
     engines: list[EngineState]
     processes: list[RankUsage]
     series: Series
+    sleep_state: str = "awake"
+    weight_versions: dict[str, str] = {}
 
 
 class TenantUse(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from typing import Any
 
 from quire.config import QuireConfig
 from quire.config.server import ServerConfig
-from quire.engine.async_llm import supervise
+from quire.engine.data_parallel.replicas import supervise
 from quire.engine.front_ends.hub import FrontEndHub
 from quire.engine.front_ends.link_reader import LinkReader
 from quire.engine.front_ends.messages import (
@@ -134,8 +134,9 @@ class FrontEndsOwner:
         self._timer = timer
         self._bound = bound
         self._hub = FrontEndHub(config, has_replicas=has_replicas)
-        launch_replica = start.replica_launcher() if start.others else None
-        self._hub.supervisor = supervise(self._hub, config, start.core, start.launcher(), start.others, launch_replica)
+        launch = start.launcher()
+        launch_replica = launch if start.others else None
+        self._hub.supervisor = supervise(self._hub, config, start.core, launch, start.others, launch_replica)
         self._metrics = self._make_metrics(config)
         watch = ProcessWatch(self._hub.core_processes)
         self._metrics.show_processes(lambda: watch.usages)

@@ -52,6 +52,7 @@ ROUTE_ACCESS = {
     "/v1/responses/{response_id}/input_items": Access.KEY,
     "/v1/messages": Access.KEY,
     "/v1/messages/count_tokens": Access.KEY,
+    "/v1/usage": Access.KEY,
     "/tokenize": Access.KEY,
     "/detokenize": Access.KEY,
     "/reset_prefix_cache": Access.OPERATOR,
@@ -62,6 +63,11 @@ ROUTE_ACCESS = {
     "/restart_replicas": Access.OPERATOR,
     "/start_profile": Access.OPERATOR,
     "/stop_profile": Access.OPERATOR,
+    "/update_weights": Access.OPERATOR,
+    "/weight_info": Access.OPERATOR,
+    "/sleep": Access.OPERATOR,
+    "/wake_up": Access.OPERATOR,
+    "/is_sleeping": Access.OPERATOR,
 }
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 

@@ -17,6 +17,7 @@ from quire.errors import (
     EngineDeadError,
     EngineGenerateError,
     EngineRestartingError,
+    EngineSleepingError,
     QueueTimeoutError,
     QuireClientError,
 )
@@ -70,6 +71,7 @@ STORE_FAILED = ErrorKind(503, "ServiceUnavailableError", "response_store")
 QUEUE_TIMEOUT = ErrorKind(503, "ServiceUnavailableError", "queue_timeout", "queue_timeout")
 
 ENGINE_DEAD = "the engine has stopped; restart the server"
+ENGINE_SLEEPING = "the engine is asleep; wake it up (POST /wake_up)"
 ENGINE_RESTARTING = "the engine is restarting; running requests continue, new ones wait"
 WAITED_TOO_LONG = "the request was not started within its queue_timeout; nothing was computed"
 REQUEST_FAILED = "the request failed inside the engine; other requests are not affected"
@@ -141,6 +143,8 @@ def api_error_of(error: BaseException) -> ApiError:
         return ApiError(kind, sanitised(text), param=REQUEST_FIELDS.get(error.field or "", error.field))
     if isinstance(error, EngineRestartingError):
         return ApiError(UNAVAILABLE, ENGINE_RESTARTING, retry_after_s=1)
+    if isinstance(error, EngineSleepingError):
+        return ApiError(UNAVAILABLE, ENGINE_SLEEPING, retry_after_s=5, reason="paused")
     if isinstance(error, EngineDeadError):
         return ApiError(UNAVAILABLE, ENGINE_DEAD, retry_after_s=5)
     if isinstance(error, QueueTimeoutError):

@@ -41,6 +41,7 @@ access_logger = get_logger("quire.access")
 
 QUIET_PATHS = frozenset((*PROBE_PATHS, "/metrics", "/load", "/debug/state"))
 MAX_LOGGED_CHARS = 200
+WEIGHT_VERSION = b"x-quire-weight-version"
 MODEL_WAIT = b"x-quire-model-wait"
 """Header: seconds that a request waited for its model to be loaded."""
 REQUEST_ID = re.compile(rb"[\w.:+-]{1,128}", re.ASCII)
@@ -92,6 +93,8 @@ class RequestLog:
                 message["headers"] = [*message.get("headers", ()), *id_headers]
                 if known.model_wait_s:
                     message["headers"].append((MODEL_WAIT, b"%.3f" % known.model_wait_s))
+                if known.answer is not None and (version := known.answer.weight_version):
+                    message["headers"].append((WEIGHT_VERSION, version.encode("ascii")))
                 if known.is_metered:
                     message["headers"] += known.tenant.headers()
             await send(message)

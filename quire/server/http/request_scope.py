@@ -32,6 +32,10 @@ class AnswerRecord(Protocol):
         """The id that the client was given."""
 
     @property
+    def weight_version(self) -> str:
+        """Of the weights that compute it; "" = those of the server's start."""
+
+    @property
     def params(self) -> SamplingParams:
         """Of each of its prompts."""
 

@@ -30,8 +30,8 @@ def texts(outputs):
     ("name", "feature"),
     [
         ("encode", "pooling models"), ("embed", "pooling models"), ("classify", "pooling models"),
-        ("score", "pooling models"), ("reward", "pooling models"), ("sleep", "memory of a running engine"),
-        ("wake_up", "memory of a running engine"),
+        ("score", "pooling models"), ("reward", "pooling models"),
+        ("release_kv_cache_memory", "memory of a running engine"),
     ],
 )  # fmt: skip
 def test_a_method_that_is_missing_names_its_feature(llm, name, feature):
