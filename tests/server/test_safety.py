@@ -56,6 +56,7 @@ def test_every_route_says_who_may_reach_it(guarded):
     of_others = {"/models/load", "/models/unload"}  # of several models
     of_others |= {"/scale_elastic_ep", "/restart_replicas"}  # of several engines
     of_others |= {"/snapshot_request", "/resume_request"}  # of engines whose requests can be moved
+    of_others |= {"/start_profile", "/stop_profile"}  # of servers with --profile
     of_others |= {"/update_weights", "/weight_info", "/sleep", "/wake_up", "/is_sleeping"}  # of engines in processes
     assert {path for path, _ in routes} == set(ROUTE_ACCESS) - of_others, (
         "give each route a line in quire/server/http/access.py"
