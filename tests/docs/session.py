@@ -63,9 +63,8 @@ class Session:
         """
         self.prepare(block)
         text = block.replaced()
-        if block.language != "console":
-            text = "".join(f"$ {one}\n" for one in split_script(text))
-        for command, printed in commands(text):
+        found = commands(text) if block.language == "console" else [(one, "") for one in split_script(text)]
+        for command, printed in found:
             self._run_command(command.rstrip("\n"), printed)
 
     def prepare(self, block: Block) -> None:
