@@ -331,6 +331,13 @@ wheel: $(BIN)/python | compiler    ## dist/quire-*.whl with all kernel tiers
 test-wheel: wheel $(VENV)/.demo    ## the wheel, alone in a fresh environment, answers a prompt
 	$(BIN)/python -m tests.robustness.wheel
 
+.PHONY: deb test-deb
+deb: wheel                         ## the Debian package for CPUs, in build/debian; PYTHON_VERSION=3.11 (Debian 12) is that of the system it is for
+	deploy/debian/build "$$(ls -t dist/quire-*.whl | head -1)" build/debian
+
+test-deb: $(VENV)/.test            ## that package in a fresh Debian (as root: apt-get install mmdebstrap): installed, used, upgraded, removed, purged
+	$(BIN)/python -m tests.robustness.debian "$$(ls -t build/debian/quire_*_*.deb | head -1)"
+
 .PHONY: container test-container manifests test-manifests dashboards test-alerts
 container: wheel                   ## the container image, in build/container (as root: apt-get install mmdebstrap buildah)
 	deploy/container/build "$$(ls -t dist/quire-*.whl | head -1)" build/container
