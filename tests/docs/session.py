@@ -40,10 +40,10 @@ class Session:
         self._servers: dict[str, tuple[subprocess.Popen[bytes], str, str]] = {}  # by the page's port
         programs = home / ".bin"
         programs.mkdir()
-        program = programs / "quire"
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m quire "$@"\n')
-        program.chmod(0o755)
-        (programs / "python").symlink_to(sys.executable)
+        for name, arguments in (("quire", "-m quire"), ("python", "")):  # a link to Python would lose its environment
+            program = programs / name
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+            program.chmod(0o755)
         self.environment = {
             **os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(home), "HF_HOME": str(home / ".hf"),
             "QUIRE_CACHE_DIR": str(home / ".cache"), "PYTHONPATH": f"{home}:{ROOT}", "OMP_NUM_THREADS": "1",
