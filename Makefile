@@ -254,6 +254,10 @@ build/venvs/%/.ready: tests/robustness/packages/%.txt $(VENV)/.test
 test-ray: build/venvs/ray/.ready   ## a Ray cluster of two network namespaces (root): ranks, cores, raylets killed, the network cut; STREAMS=8 TOKENS=200 ROUNDS=1, 240 MB of packages
 	build/venvs/ray/bin/python -m tests.robustness.ray_hosts --streams $(or $(STREAMS),8) --tokens $(or $(TOKENS),200) --rounds $(or $(ROUNDS),1) 2>build/ray.log
 
+.PHONY: test-otlp
+test-otlp: build/venvs/otlp/.ready  ## traces and the JSON log of a server, through a real collector that is killed; COUNT=40 requests of each part
+	build/venvs/otlp/bin/python -m tests.robustness.otlp --count $(or $(COUNT),40) 2>build/otlp.log
+
 .PHONY: test-lmcache
 test-lmcache: build/venvs/lmcache/.ready  ## engines over LMCache's own server, which is killed mid-way: same bytes, none lost; PROMPTS=12, 500 MB of packages
 	build/venvs/lmcache/bin/python -m tests.robustness.lmcache --prompts $(or $(PROMPTS),12) 2>build/lmcache.log

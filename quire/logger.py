@@ -45,6 +45,13 @@ def configure_logging(level: str | None = None, form: str | None = None) -> None
             handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(FORMAT))
 
 
+def adopt_logger(name: str) -> None:
+    """Write another library's warnings where the package's log goes, in its form."""
+    other = logging.getLogger(name)
+    other.handlers = logging.getLogger("quire").handlers  # the same list: handlers that come later count, too
+    other.propagate = False
+
+
 class TextFormatter(logging.Formatter):
     """Lines for people: level, time (ISO 8601 with milliseconds and offset), logger, message."""
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from quire.core.sampling_params import SamplingParams
 from quire.errors import ConfigError
-from quire.logger import get_logger
+from quire.logger import adopt_logger, get_logger
 from quire.server.http.timing_breakdown import TimingBreakdown
 from quire.version import __version__
 
@@ -227,6 +227,7 @@ def make_tracing(endpoint: str | None, on_dropped: Callable[[int], None]) -> Tra
     if endpoint is None:
         return None
     url = check_endpoint(endpoint)
+    adopt_logger("opentelemetry")  # which reports a collector that is gone
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return Tracing(OTLPSpanExporter(url, timeout=EXPORT_TIMEOUT_S), on_dropped)
