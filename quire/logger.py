@@ -47,9 +47,7 @@ def configure_logging(level: str | None = None, form: str | None = None) -> None
 
 def adopt_logger(name: str) -> None:
     """Write another library's warnings where the package's log goes, in its form."""
-    other = logging.getLogger(name)
-    other.handlers = logging.getLogger("quire").handlers  # the same list: handlers that come later count, too
-    other.propagate = False
+    logging.getLogger(name).parent = logging.getLogger("quire")
 
 
 class TextFormatter(logging.Formatter):

@@ -117,3 +117,9 @@ def test_a_notebook_does_what_it_says(path: Path, capsys):
     assert not notebook_problem(path)
     run_here(path)
     assert capsys.readouterr().out
+
+
+def test_a_page_of_a_served_model_is_run_as_it_stands():
+    counts: Counter[str] = Counter()
+    assert run_page("docs/how-to/batch-files.md", counts) == []
+    assert counts["run"] == 2

@@ -265,7 +265,7 @@ def test_cve_2026_42248_and_cve_2026_42249_nothing_updates_itself():
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             found |= {str(path.relative_to(ROOT)) for name in names if clients.match(name)}
-    allowed = {"quire/models/hub_client.py", "quire/cli/remote_chat.py", "quire/cli/top.py"}
+    allowed = {"quire/models/hub_client.py", "quire/cli/remote_chat.py", "quire/utils/http_get.py"}
     assert {name for name in found if "/bench" not in name} <= allowed, found
 
 

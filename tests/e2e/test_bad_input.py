@@ -114,10 +114,6 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
         ("distributed_executor_backend", "tensor_parallel_size=2", "'mp'"),
     ),
-    "two ranks and a swap space": (
-        {"tensor_parallel_size": 2, "swap_space": 1, "preemption_mode": "swap"},
-        ("swap_space", "tensor_parallel_size=1"),
-    ),
     "remote code": ({"trust_remote_code": True}, ("trust_remote_code", "never runs code")),
     "adapters": ({"enable_lora": True}, ("enable_lora", "leave out")),
     "draft model without a model": ({"speculative_config": {"method": "draft_model"}}, ("speculative_config", "model")),

@@ -111,7 +111,7 @@ def test_the_examples_of_the_page_run(capsys):
         code = example.replace("stream=True", "stream=True, max_tokens=5").replace("http://127.0.0.1:8000", server.url)
         exec(compile(code, "example", "exec"), {})
         assert capsys.readouterr().out.strip()
-        for path, body in zip(("/v1/chat/completions", "/v1/completions"), bodies, strict=True):
+        for path, body in zip(("/v1/chat/completions", "/v1/completions"), bodies[:2], strict=True):
             answer = httpx.post(server.url + path, content=body, headers={"content-type": "application/json"})
             assert answer.status_code == 200 and "warnings" not in answer.text
 

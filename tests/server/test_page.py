@@ -168,7 +168,7 @@ def structs_of(kind: Any) -> set[str]:
 def test_sliders_of_the_plan_are_fields_of_its_request():
     text = SCRIPTS["plan.js"]
     sliders = re.findall(r'^\s+\["(\w+)", "', text, re.M) + re.findall(r'\], \["(\w+)", "', text)
-    assert len(sliders) == 8 and set(sliders) <= set(PlanRequest.__struct_fields__)
+    assert len(sliders) == 9 and set(sliders) <= set(PlanRequest.__struct_fields__)
 
 
 def test_with_keys_the_page_is_open_and_what_it_reads_is_not():

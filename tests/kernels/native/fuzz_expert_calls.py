@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from quire.kernels.native import experts
 from quire.kernels.native.runtime import NativeRuntime
@@ -41,6 +44,19 @@ def route(rng: random.Random) -> Call:
 def routing_of(rng: random.Random, tokens: int, num_experts: int) -> Routing:
     logits = normal(rng, tokens, num_experts)
     return experts.route(PORTABLE, logits, rng.randrange(1, min(num_experts, 3) + 1))
+
+
+def arrange(rng: random.Random) -> Call:
+    num_experts = rng.choice((1, 4, 9))
+    routing = routing_of(rng, number(rng), num_experts)
+    slots = torch.tensor(rng.sample(range(num_experts), num_experts), dtype=torch.int32)
+
+    def function(runtime: NativeRuntime, expert_ids: torch.Tensor, slots: torch.Tensor) -> Any:
+        arranged = experts.arrange(runtime, replace(routing, expert_ids=expert_ids), slots)
+        return arranged.starts, arranged.rows, arranged.places
+
+    function.__name__ = "arrange"
+    return Call(function, {"expert_ids": routing.expert_ids, "slots": slots})
 
 
 def grouped_product(rng: random.Random) -> Call:
@@ -88,5 +104,5 @@ def spread(rng: random.Random) -> Call:
 
 
 EXPERT_CALLS: dict[str, Callable[[random.Random], Call]] = {
-    maker.__name__: maker for maker in (route, grouped_product, combine, spread)
+    maker.__name__: maker for maker in (route, arrange, grouped_product, combine, spread)
 }
