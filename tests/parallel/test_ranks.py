@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from quire.errors import EngineDeadError
 from quire.executor import rank_process
 from quire.flight_recorder.reader import read_recording
 from quire.flight_recorder.replay import Replay
+from quire.models.decoder import DecoderForCausalLM
 from tests.e2e import serving
 from tests.effort import effort
 from tests.models.families.cases import CASES
@@ -63,10 +65,14 @@ def test_a_step_that_fails_on_one_rank_ends_the_group_with_the_reason(monkeypatc
         params = SamplingParams(max_tokens=2, temperature=0)
         llm.generate(prompt, params, use_tqdm=False)
 
-        def fail(*_: Any) -> None:
-            raise ValueError("a kernel that is broken")
+        compute_logits = DecoderForCausalLM.compute_logits
 
-        monkeypatch.setattr("quire.models.decoder.DecoderForCausalLM.compute_logits", fail)
+        def fail_on_rank_0(*inputs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                raise ValueError("a kernel that is broken")
+            return compute_logits(*inputs)
+
+        monkeypatch.setattr(DecoderForCausalLM, "compute_logits", fail_on_rank_0)
         with pytest.raises(EngineDeadError, match="logits failed on rank 0.*a kernel that is broken"):
             llm.generate(prompt, params, use_tqdm=False)
 
