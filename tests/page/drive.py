@@ -107,7 +107,7 @@ def requests(page: Page, folder: Path) -> None:
 def plan(page: Page, folder: Path) -> None:
     """A simulation."""
     tab(page, "Plan")
-    page.get_by_label("Hardware").select_option("Xeon")
+    page.locator("#plan-hardware").select_option("Xeon")
     page.get_by_label("Output tokens", exact=True).fill("20")
     page.locator("#plan-run").click()
     expect(page.get_by_text("Simulated: the real scheduler")).to_be_visible(timeout=4 * PATIENCE_MS)

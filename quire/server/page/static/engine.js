@@ -75,7 +75,7 @@ export function mount(panel) {
 }
 
 const COLUMNS = ["generated_tps", "computed_tps", "running", "waiting", "kv_usage", "ttft_p50", "ttft_p95", "itl_mean", "itl_p95",
-  "prefix_hit_rate", "acceptance_rate"];
+  "prefix_hit_rate", "acceptance_rate", "mfu", "mbu"];
 
 class EngineView {
   constructor(name) {
