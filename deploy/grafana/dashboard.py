@@ -100,6 +100,16 @@ ROWS: list[tuple[str, list[tuple[str, str, list[Query]]]]] = [
             (rate("quire:core_cpu_seconds_total", "instance, engine, rank"), "{{instance}} {{engine}}/{{rank}}"),
         ]),
     ]),
+    ("State of the engine", [
+        ("Engine cores that run", "short", [(f"quire:core_up{{{ENGINE}}}", "{{instance}} {{engine}}")]),
+        ("Reports of crashes", "short", [(f"quire:crash_reports_total{{{ENGINE}}}", "{{instance}} {{engine}}")]),
+        ("Threads of engine cores", "short", [
+            (f"quire:core_threads{{{ENGINE}}}", "{{instance}} {{engine}}/{{rank}}"),
+        ]),
+        ("Sleep state", "short", [
+            (f"vllm:engine_sleep_state{{{ENGINE}}} == 1", "{{instance}} {{sleep_state}}"),
+        ]),
+    ]),
     ("Work and use", [
         ("MFU by kind of step", "percentunit", [
             (f"{rate('quire:step_flops_total', 'kind')} / {rate('quire:step_seconds_total', 'kind')} "
@@ -118,6 +128,15 @@ ROWS: list[tuple[str, list[tuple[str, str, list[Query]]]]] = [
         ]),
     ]),
 ]  # fmt: skip
+
+REPLICAS: tuple[str, list[tuple[str, str, list[Query]]]] = ("Replicas and front ends (where there are several)", [
+    ("Replicas that are ready", "short", [(f"quire:replicas_ready{{{SERVER}}}", "{{instance}}")]),
+    ("Front ends", "short", [
+        (f"quire:front_ends_ready{{{SERVER}}}", "ready {{instance}}"),
+        (f"quire:front_ends{{{SERVER}}}", "wanted {{instance}}"),
+    ]),
+    ("Front ends replaced", "short", [(f"quire:front_end_restarts_total{{{SERVER}}}", "{{instance}}")]),
+])  # fmt: skip
 
 SPECULATION: tuple[str, list[tuple[str, str, list[Query]]]] = ("Speculation (where it is configured)", [
     ("Drafts accepted", "percentunit", [
@@ -162,7 +181,7 @@ def choice(name: str, label: str) -> dict[str, Any]:
 def dashboard() -> dict[str, Any]:
     """The whole dashboard, as Grafana imports it."""
     panels: list[dict[str, Any]] = []
-    for row, (title, plots) in enumerate([*ROWS, SPECULATION]):
+    for row, (title, plots) in enumerate([*ROWS, REPLICAS, SPECULATION]):
         y = 8 * row
         panels.append(
             {"id": len(panels) + 1, "type": "row", "title": title, "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}}

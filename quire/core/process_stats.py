@@ -13,12 +13,14 @@ class CoreProcesses(msgspec.Struct, frozen=True):
         pids: of the ranks that run on this machine, in their order; the first is the core's own.
         memory: bytes of the core's process by the label of their `MemoryPart`, as it showed them last.
         silence_s: for which nothing has come from a rank of another machine, the longest.
+        num_reports: of crashes of this core and of those before it, written so far.
     """
 
     engine_index: int
     pids: list[int]
     memory: dict[str, int] = {}
     silence_s: float = 0.0
+    num_reports: int = 0
 
 
 class RankUsage(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ class ProcessWatch:
 
     Attributes:
         usages: as they were found last; processes that have ended since are left out at the next look.
+        cores: as the source had them then.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ProcessWatch:
         self._mapped: dict[int, MappedMemory] = {}
         self._mapping: asyncio.Task[None] | None = None
         self.usages: list[RankUsage] = []
+        self.cores: Sequence[CoreProcesses] = ()
 
     async def look(self) -> Sequence[RankUsage]:
         """Every process, as it is now or was less than `INTERVAL_S` ago."""
@@ -45,7 +47,7 @@ class ProcessWatch:
         if now_s - self._looked_s < INTERVAL_S:
             return self.usages
         self._looked_s = now_s
-        cores = self._source()
+        cores = self.cores = self._source()
         pids = [pid for core in cores for pid in core.pids]
         if self._mapping is None and (now_s - self._mapped_s >= MAPPED_INTERVAL_S or set(pids) - self._mapped.keys()):
             self._mapped_s = now_s

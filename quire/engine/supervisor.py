@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
@@ -27,13 +28,7 @@ from quire.engine.crash_reports import write_crash_report
 from quire.engine.fault_bisector import FaultBisector
 from quire.engine.live_request import Listener, LiveRequest
 from quire.engine.output_stream import noop
-from quire.errors import (
-    EngineDeadError,
-    EngineGenerateError,
-    EngineRestartingError,
-    EngineSleepingError,
-    QuireError,
-)
+from quire.errors import EngineDeadError, EngineGenerateError, EngineRestartingError, EngineSleepingError, QuireError
 from quire.logger import get_logger
 
 # Requests that were with so many cores in a row that died, without one token in between, take turns apart from others.
@@ -94,6 +89,7 @@ class Supervisor:
         self._num_steps = 0
         self._last_stats: SchedulerStats | None = None
         self._report: asyncio.Task[Path | None] | None = None
+        self._num_reports = 0
 
     @property
     def core_pid(self) -> int | None:
@@ -103,7 +99,7 @@ class Supervisor:
     def processes(self) -> CoreProcesses:
         """Of the core of now, which is asked to show its memory for the next time."""
         self.tell(UtilityCall(0, "show_memory"))
-        return self._core.processes
+        return msgspec.structs.replace(self._core.processes, num_reports=self._num_reports)
 
     @property
     def is_restarting(self) -> bool:
@@ -381,8 +377,13 @@ class Supervisor:
         self._disconnect()
         requests = [(one.message, one.num_deaths) for one in self._live.values()]
         report = partial(write_crash_report, core.remains(), reason, requests, self._last_stats)
-        self._report = asyncio.ensure_future(asyncio.to_thread(report))  # beside the restart
+        self._report = asyncio.ensure_future(self._write_report(report))  # beside the restart
         self._restarting = asyncio.ensure_future(self._restart(reason))
+
+    async def _write_report(self, write: Callable[[], Path | None]) -> Path | None:
+        path = await asyncio.to_thread(write)
+        self._num_reports += path is not None
+        return path
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

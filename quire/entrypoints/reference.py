@@ -102,7 +102,8 @@ METRICS_HEAD = """## Metrics
 Metrics of `/metrics`, in addition to `process_*` and `python_gc_*` of the server's own process. A histogram has
 `_bucket`, `_sum` and `_count`; what Prometheus' library adds is a `_created` time for each counter and histogram.
 `quire:model_*` and `quire:models_*` are those of a server of several models, in which every metric of an engine has the
-label `model_name`. `vllm:spec_decode_*` and `quire:spec_decode_*` are there where speculative decoding is configured.
+label `model_name`. `vllm:spec_decode_*` and `quire:spec_decode_*` are there where speculative decoding is configured,
+`quire:replicas_ready` where there are several replicas, and `quire:front_end*` where there are several front ends.
 """
 
 
@@ -150,8 +151,10 @@ def render_sampling_reference() -> str:
 
 def _metrics() -> str:
     from quire.metrics.engine_metrics import EngineMetrics  # late: `--help` does not need them
+    from quire.metrics.front_end_metrics import FrontEndMetrics
     from quire.metrics.model_metrics import ModelMetrics
-    from quire.metrics.process_metrics import EXAMPLE_USAGE
+    from quire.metrics.process_metrics import EXAMPLE_CORE, EXAMPLE_USAGE
+    from quire.metrics.replica_metrics import replicas_gauge
     from quire.metrics.server_metrics import Merged
 
     lines = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
@@ -163,9 +166,12 @@ def _metrics() -> str:
     assert metrics.drafts is not None, "speculation is configured"
     decided = ControllerStats(buckets=(BucketStats("load", 1.0, is_closed=False, num_closings=0),))
     metrics.drafts.show(SpeculationStats(controller=decided))
-    metrics.show_processes(lambda: [EXAMPLE_USAGE])
+    metrics.show_processes(lambda: [EXAMPLE_USAGE], lambda: [EXAMPLE_CORE])
     metrics.server.record_tenant("tenant", 0, 0, 0, 0)
     metrics.show_start("server", [("settings", 0.0)])
+    metrics.show_sleep(str)
+    replicas_gauge(metrics.registry)
+    FrontEndMetrics(metrics.server.registry, 1, int)
     of_models = ModelMetrics()
     of_models.show_model("model", ["ready"], state=str, memory_bytes=float, num_waiting=float, predicted_wait_s=float)
     for family in Merged([metrics.all_series(), of_models.registry]).collect():

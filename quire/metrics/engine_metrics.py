@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -16,7 +17,7 @@ from quire.config import QuireConfig
 from quire.config.cache import CacheConfig
 from quire.core.cache_info import MissReason
 from quire.core.engine_messages import EngineCoreOutputs
-from quire.core.process_stats import RankUsage
+from quire.core.process_stats import CoreProcesses, RankUsage
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
@@ -33,6 +34,7 @@ from quire.utils.phases import Phases
 from quire.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "queue_timeout")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class EngineMetrics:
@@ -170,12 +172,19 @@ class EngineMetrics:
         self._restarts.set_function(num_restarts)
         self._resumed.set_function(num_resumed)
 
-    def show_processes(self, usages: Callable[[], Sequence[RankUsage]]) -> None:
+    def show_processes(
+        self, usages: Callable[[], Sequence[RankUsage]], cores: Callable[[], Sequence[CoreProcesses]] = tuple
+    ) -> None:
         """Show what the processes of engine cores take; those of an engine that was unloaded before are forgotten."""
         if self._processes is not None:
             self.registry.unregister(self._processes)
-        self._processes = ProcessMetrics(self._labels["model_name"], usages)
+        self._processes = ProcessMetrics(self._labels["model_name"], usages, cores)
         self.registry.register(self._processes)
+
+    def show_sleep(self, read: Callable[[], str]) -> None:
+        """Show which of `SLEEP_STATES` the engine is in."""
+        for state in SLEEP_STATES:
+            self._sleep.labels(**self._labels, sleep_state=state).set_function(partial(_is_so, read, state))
 
     def show_start(self, process: str, phases: Phases) -> None:
         """Show what the start of "server" or "engine_core" took."""
@@ -277,6 +286,10 @@ class EngineMetrics:
         )
 
         self._restarts = Gauge("quire:engine_restarts", "Engine core restarts.", registry=self.registry)
+        self._sleep = Gauge(
+            "vllm:engine_sleep_state", "1 for the sleep state that the engine, with all its replicas, is in.",
+            [*self._labels, "sleep_state"], registry=self.registry,
+        )  # fmt: skip
         self._resumed = Gauge(
             "quire:resumed_streams", "Sequences resumed after an engine core restart.",
             registry=self.registry,
@@ -387,6 +400,10 @@ class EngineMetrics:
         Gauge(
             "quire:engine_info", "Engine, device and kernel information.", list(about), registry=self.registry
         ).labels(**about).set(1)
+
+
+def _is_so(read: Callable[[], str], state: str) -> bool:
+    return read() == state
 
 
 def _as_vllm(cache: CacheConfig, max_model_len: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from quire.core.memory_parts import MemoryPart
-from quire.core.process_stats import RankUsage
+from quire.core.process_stats import CoreProcesses, RankUsage
 
 GAUGES: dict[str, tuple[str, Callable[[RankUsage], float]]] = {
     "resident_memory_bytes": (
@@ -45,6 +45,7 @@ _HUGE: dict[str, Callable[[RankUsage], int]] = {
 
 
 EXAMPLE_USAGE = RankUsage(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, {MemoryPart.WEIGHTS.label: 0})
+EXAMPLE_CORE = CoreProcesses(0, [])
 """For the reference of metrics."""
 
 
@@ -54,15 +55,23 @@ class ProcessMetrics(Collector):
     Args:
         model_name: label of every series.
         usages: of the processes of now.
+        cores: those that should run.
     """
 
-    def __init__(self, model_name: str, usages: Callable[[], Sequence[RankUsage]]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        usages: Callable[[], Sequence[RankUsage]],
+        cores: Callable[[], Sequence[CoreProcesses]] = tuple,
+    ) -> None:
         self._model_name = model_name
         self._usages = usages
+        self._cores = cores
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
         usages, labels = list(self._usages()), ["model_name", "engine", "rank"]
+        yield from self._of_cores({one.engine for one in usages if not one.rank})
         for name, (doc, read) in GAUGES.items():
             gauge = GaugeMetricFamily(f"quire:core_{name}", doc, labels=labels)
             for one in usages:
@@ -88,6 +97,17 @@ class ProcessMetrics(Collector):
                 parts.add_metric([*self._of(one), part], num_bytes)
         yield huge
         yield parts
+
+    def _of_cores(self, running: set[int]) -> Iterable[Metric]:
+        labels = ["model_name", "engine"]
+        up = GaugeMetricFamily("quire:core_up", "1 = the engine core's process runs.", labels=labels)
+        reports = CounterMetricFamily("quire:crash_reports", "Reports of crashes of this core.", labels=labels)
+        for core in self._cores():
+            of_core = [self._model_name, str(core.engine_index)]
+            up.add_metric(of_core, core.engine_index in running)
+            reports.add_metric(of_core, core.num_reports)
+        yield up
+        yield reports
 
     def _of(self, one: RankUsage) -> list[str]:
         return [self._model_name, str(one.engine), str(one.rank)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs
@@ -18,6 +18,11 @@ from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.server_metrics import Merged, ServerMetrics
 
 
+def replicas_gauge(registry: CollectorRegistry) -> Gauge:
+    """The series of an engine with several replicas."""
+    return Gauge("quire:replicas_ready", "Replicas whose engine core runs.", registry=registry)
+
+
 class ReplicaMetrics(EngineMetrics):
     """As `EngineMetrics`."""
 
@@ -25,7 +30,7 @@ class ReplicaMetrics(EngineMetrics):
         super().__init__(config, model_name, server)
         self._config, self._model_name = config, model_name
         self._others: dict[int, EngineMetrics] = {}
-        self._ready = Gauge("quire:replicas_ready", "Replicas whose engine core runs.", registry=self.registry)
+        self._ready = replicas_gauge(self.registry)
         for index in range(1, config.parallel.data_parallel_size):
             self._of(index)
 

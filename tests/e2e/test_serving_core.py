@@ -152,9 +152,10 @@ def test_a_request_says_how_many_restarts_it_outlived(engine: AsyncLLM, run: Run
                 killed = True
         return output.metrics
 
-    before = set(reports())
+    before, num_reports = set(reports()), engine.core_processes()[0].num_reports
     stats = run(ask())
     (report,) = run(new_report(before))
+    run(wait_until(lambda: engine.core_processes()[0].num_reports > num_reports))
     with tarfile.open(report) as archive:
         files = {name.split("/")[1]: archive.extractfile(name) for name in archive.getnames()}
         parts = {name: file.read() for name, file in files.items() if file is not None}

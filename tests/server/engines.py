@@ -212,7 +212,11 @@ class ScriptedEngine(Pumped):
         return changes
 
     def core_processes(self) -> list[CoreProcesses]:
-        return [CoreProcesses(0, [os.getpid(), os.getppid()], {"kv_cache": 1 << 20, "huge_pages_asked": 1 << 21})]
+        return [
+            CoreProcesses(
+                0, [os.getpid(), os.getppid()], {"kv_cache": 1 << 20, "huge_pages_asked": 1 << 21}, num_reports=2
+            )
+        ]
 
     async def pause_generation(self) -> None:
         self.is_paused = True

@@ -13,6 +13,7 @@ import yaml
 from quire.cli.serve import add_arguments, configs_from_args
 from quire.entrypoints.args import QuireParser
 from quire.server.http.access import OPEN_PATHS
+from tests.robustness.alert_cases import CASES
 from tests.server.test_metrics import documented
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -61,7 +62,12 @@ def test_probes_ask_paths_that_need_no_key_and_the_pod_may_do_nothing_else(name:
 def test_the_dashboard_is_what_its_script_writes_and_names_documented_metrics_alone():
     script = runpy.run_path(str(DEPLOY / "grafana" / "dashboard.py"))
     assert (DEPLOY / "grafana" / "quire.json").read_text() == script["text"](), "run `make dashboards`"
-    queries = [query for _, plots in [*script["ROWS"], script["SPECULATION"]] for plot in plots for query, _ in plot[2]]
+    queries = [
+        query
+        for _, plots in [*script["ROWS"], script["REPLICAS"], script["SPECULATION"]]
+        for plot in plots
+        for query, _ in plot[2]
+    ]
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
     adapter = yaml.safe_load((DEPLOY / "prometheus" / "adapter.yaml").read_text())["rules"]["custom"]
     texts = [*queries, *(rule["expr"] for rule in rules), *(rule["metricsQuery"] for rule in adapter)]
@@ -70,3 +76,4 @@ def test_the_dashboard_is_what_its_script_writes_and_names_documented_metrics_al
     known = {f"{name}{suffix}" for name in documented() for suffix in suffixes}
     assert len(named) > 20 and not named - known
     assert all({"summary", "description"} <= set(rule["annotations"]) for rule in rules)
+    assert {rule["alert"] for rule in rules} == set(CASES), "tests/robustness/alert_cases.py has two cases of each"

@@ -118,3 +118,5 @@ def test_one_that_is_killed_breaks_its_own_connections_alone_and_leaves_nothing_
     asyncio.run(run())
     wait_until(lambda: "serves again" in server.log, "the front end is replaced")
     assert len(front_ends_of(server.pid)) == 2
+    for name, value in {"front_ends": 2, "front_ends_ready": 2, "front_end_restarts_total": 1}.items():
+        assert asyncio.run(metric(server, f"quire:{name} ")) == value, name

@@ -14,9 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.cache_info import CacheMiss, MissReason
 from quire.core.draft_stats import DraftOutcomes
+from quire.core.process_stats import CoreProcesses
 from quire.core.speculation_stats import BucketStats, ControllerStats, Reason, SpeculationStats
 from quire.metrics.buckets import decades
+from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.offload_metrics import OffloadMetrics
+from quire.metrics.process_metrics import EXAMPLE_USAGE
 from quire.server.http.timing_breakdown import PHASES
 from tests.server.engines import ScriptedEngine, rule, scripted_config
 from tests.server.servers import RunningServer
@@ -141,7 +144,16 @@ def documented() -> dict[str, tuple[str, set[str] | None]]:
 def test_the_page_and_the_reference_have_the_same_metrics(replayed):
     shown = {name: (kind, labels) for name, kind, labels in families(replayed[2])}
     # Those of a server of several models: tests/server/test_many_models.py; of drafts and of offloaded blocks: below
-    others = (*PERF, "quire:model_", "quire:models_", "vllm:spec_decode_", "quire:spec_decode_", "quire:kv_offload_")
+    others = (
+        *PERF,
+        "quire:model_",
+        "quire:models_",
+        "vllm:spec_decode_",
+        "quire:spec_decode_",
+        "quire:kv_offload_",
+        "quire:replicas_",
+        "quire:front_end",
+    )
     known = {name: of for name, of in documented().items() if not name.startswith(others)}
     assert len(known) > 30 and shown.keys() == known.keys()
     for name, (kind, labels) in known.items():
@@ -229,7 +241,7 @@ def test_every_counter_and_histogram_agrees_with_a_replayed_count():
         "request_params_max_tokens_sum": sum(one[2] for one in ended) + 9 - 1,
         "request_prefill_kv_computed_tokens_sum": prompts - cached,
         "request_params_n_sum": sum(one[1] for one in ended),
-        "request_num_preemptions_sum": 0, "traces_dropped_total": 0,
+        "request_num_preemptions_sum": 0, "traces_dropped_total": 0, "crash_reports_total": 2,
         "tenant_requests_total default": len(ended) + 2 + 1, "tenant_prompt_tokens_total default": prompts,
         "tenant_cached_tokens_total default": cached, "tenant_generated_tokens_total default": tokens,
         "inter_token_latency_seconds_count": sum(n * (max_tokens - 1) for _, n, max_tokens in ended),
@@ -330,3 +342,17 @@ def test_decisions_about_drafts_are_shown_with_their_reasons_across_restarts_of_
 
 def test_without_speculation_there_are_no_such_metrics(replayed):
     assert "spec_decode" not in replayed[2]
+
+
+def test_a_core_that_is_gone_and_a_state_of_sleep_are_shown():
+    metrics, states = EngineMetrics(scripted_config(), "m"), iter(["discard_all"] * 3)
+    cores = [CoreProcesses(0, [1]), CoreProcesses(1, [], num_reports=4)]
+    metrics.show_processes(lambda: [EXAMPLE_USAGE], lambda: cores)
+    metrics.show_sleep(lambda: next(states))
+    page = metrics.render().decode()
+    assert 'quire:core_up{engine="0",model_name="m"} 1.0' in page
+    assert 'quire:core_up{engine="1",model_name="m"} 0.0' in page
+    assert 'quire:crash_reports_total{engine="1",model_name="m"} 4.0' in page
+    of_sleep = [line for line in page.splitlines() if line.startswith("vllm:engine_sleep_state{")]
+    assert [line.endswith(" 1.0") for line in of_sleep] == ["discard_all" in line for line in of_sleep]
+    assert len(of_sleep) == 3

@@ -140,8 +140,8 @@ class Replicas:
         return {index: self._replicas[index].supervisor.core_pid for index in self.indexes}
 
     def processes(self) -> list[CoreProcesses]:
-        """Of all cores."""
-        return [self._replicas[index].supervisor.processes() for index in self.indexes]
+        """Of all cores, those that were given up too."""
+        return [one.supervisor.processes() for _, one in sorted(self._replicas.items()) if not one.is_draining]
 
     @property
     def num_restarts(self) -> int:

@@ -17,6 +17,7 @@ from quire.core.process_stats import RankUsage
 from quire.engine.data_parallel.totals import TotalStats
 from quire.engine.process_watch import ProcessWatch
 from quire.engine.protocol import EngineClient, Observable, Scalable
+from quire.engine.weight_controls import WeightControls
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.replica_metrics import ReplicaMetrics
 from quire.metrics.server_metrics import ServerMetrics
@@ -250,8 +251,9 @@ def make_model_state(
     )
     if state.processes is not None and parts.peers is None:  # else the owner counts them, and the steps
         watch = state.processes
-        metrics.show_processes(lambda: watch.usages)
+        metrics.show_processes(lambda: watch.usages, lambda: watch.cores)
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
+    metrics.show_sleep(lambda: engine.sleep_state.name if isinstance(engine, WeightControls) else "awake")
     if parts.peers is None:
         engine.step_listeners.append(metrics.record_step)
     elif (drafts := metrics.drafts) is not None:

@@ -34,6 +34,7 @@ from quire.engine.process_watch import ProcessWatch
 from quire.errors import EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.metrics.engine_metrics import EngineMetrics
+from quire.metrics.front_end_metrics import FrontEndMetrics
 from quire.metrics.replica_metrics import ReplicaMetrics
 from quire.server.front_ends.accepting import Acceptor, listening_sockets
 from quire.server.front_ends.front_process import FrontEndPlan, FrontEndProcess
@@ -139,7 +140,8 @@ class FrontEndsOwner:
         self._hub.supervisor = supervise(self._hub, config, start.core, launch, start.others, launch_replica)
         self._metrics = self._make_metrics(config)
         watch = ProcessWatch(self._hub.core_processes)
-        self._metrics.show_processes(lambda: watch.usages)
+        self._metrics.show_processes(lambda: watch.usages, lambda: watch.cores)
+        self._counts = FrontEndMetrics(self._metrics.server.registry, front_ends.count, self._num_ready)
         self._reports = Reports(self._metrics.all_series, self._hub.peers, watch)
         self._responses = ResponsePlaces()
         self._shelf = OwnedShelf(self._config.responses)
@@ -258,6 +260,9 @@ class FrontEndsOwner:
         else:
             self._hub.take(process.serial, message)
 
+    def _num_ready(self) -> int:
+        return sum(one.is_ready for one in self._front_ends.processes)
+
     def _take_connections(self) -> None:
         if self._acceptor is not None:
             self._acceptor.set_front_ends(one for one in self._front_ends.processes if one.is_ready)
@@ -310,6 +315,7 @@ class FrontEndsOwner:
             return
         process = self._front_ends.processes[slot] = self._front_ends.make(slot)
         process.start()
+        self._counts.note_restart()
         self._keep(self._follow(process))
 
     # --- the end ---
