@@ -10,9 +10,9 @@ A cell is a target, a format of weights, a number of requests at once and a kind
 engines of one process, plain and speculating, run the same fresh requests in turn for `--cell-seconds`; a cell's figure
 is all plain seconds over all speculating seconds, so trials that lose and are rare count, and the median of the rounds
 stands beside it. Prompts are in the prefix cache, so that decoding is what is timed. Kind "stories" is what the model
-writes by itself, greedily; all other texts are given (`given_texts`). A method is one of `speculative_config`, or
-`oracle:0.7`: drafts from the given text, each right with that probability, so that the controller is measured alone;
-`off` compares plain decoding with itself. Token ids of both engines must be equal.
+writes by itself, greedily, up to where it ends; all other texts are given (`given_texts`). A method is one of
+`speculative_config`, or `oracle:0.7`: drafts from the given text, each right with that probability, so that the
+controller is measured alone; `off` compares plain decoding with itself. Token ids of both engines must be equal.
 
 With `--results FILE` each cell is added to a file when it is done, and those that are in it are not run again. The last
 lines are a table for docs/LOG.md and the worst cell's figure.
@@ -47,6 +47,8 @@ MAX_LEN = 1024
 # Tokens of an answer by requests at once, of a small model; of others a half or a quarter of it.
 OUTPUT_LENS = {1: 256, 4: 256, 16: 192, 64: 128}
 MIN_ROUNDS = 2
+# A story of `leaf` has some 60 tokens: a round has several, one after the other.
+STORIES_IN_TURN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Figures:
 
     Attributes:
         plain_s, speculating_s: of each round.
-        num_tokens, num_steps: of all rounds; steps of the speculating engine.
+        num_tokens, num_steps: of all rounds; tokens of one of the requests at once, steps of the speculating engine.
     """
 
     plain_s: list[float] = dataclasses.field(default_factory=list)
@@ -125,11 +127,11 @@ def make_requests(llm: LLM, cell: Cell, rng: random.Random) -> list[Request]:
 
 
 def run(llm: LLM, requests: list[Request], output_len: int) -> tuple[float, int, list[list[int]]]:
-    """(seconds, steps, token ids of each request) of requests that come together."""
+    """(seconds, steps, token ids of each request) of requests that come together. A given text is written whole."""
     engine, found, start = llm.llm_engine, dict[str, list[int]](), time.perf_counter()
     for number, request in enumerate(requests):
         params = SamplingParams(
-            temperature=0, max_tokens=output_len, ignore_eos=True, detokenize=False,
+            temperature=0, max_tokens=output_len, ignore_eos=request.text is not None, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )  # fmt: skip
         engine.add_request(f"{number}", {"prompt_token_ids": request.prompt}, params)
@@ -144,22 +146,26 @@ def run(llm: LLM, requests: list[Request], output_len: int) -> tuple[float, int,
 def run_cell(cell: Cell, arms: dict[str, LLM], cell_seconds: float) -> Figures:
     """The cell's figures, of rounds in turns; the first round warms up."""
     rng, figures, number = random.Random(f"{cell}"), Figures(), 0
+    num_in_turn = STORIES_IN_TURN if cell.kind == STORIES else 1
     end = time.perf_counter() + cell_seconds
     while time.perf_counter() < end or len(figures.plain_s) < MIN_ROUNDS:
-        requests = make_requests(arms["plain"], cell, rng)
-        give_texts((request.prompt, request.text) for request in requests if request.text is not None)
-        seconds: dict[str, float] = {}
-        answers, num_steps = {}, 0
+        in_turn = [make_requests(arms["plain"], cell, rng) for _ in range(num_in_turn)]
+        given = [(one.prompt, one.text) for requests in in_turn for one in requests if one.text is not None]
+        give_texts(given)
+        seconds, num_steps = dict[str, float](), dict[str, int]()
+        answers: dict[str, list[list[int]]] = {}
         for name in ("plain", "speculating") if number % 2 else ("speculating", "plain"):
-            run(arms[name], requests, 1)  # prompts into the prefix cache
-            seconds[name], steps, answers[name] = run(arms[name], requests, cell.output_len)
-            num_steps = steps if name == "speculating" else num_steps
+            for requests in in_turn:
+                run(arms[name], requests, 1)  # prompts into the prefix cache
+            runs = [run(arms[name], requests, cell.output_len) for requests in in_turn]
+            seconds[name], num_steps[name] = sum(one[0] for one in runs), sum(one[1] for one in runs)
+            answers[name] = [answer for one in runs for answer in one[2]]
         assert answers["plain"] == answers["speculating"], f"{cell}: drafts changed an answer"
         if number:
             figures.plain_s.append(seconds["plain"])
             figures.speculating_s.append(seconds["speculating"])
-            figures.num_tokens += cell.output_len
-            figures.num_steps += num_steps
+            figures.num_tokens += sum(map(len, answers["plain"])) // cell.num_reqs
+            figures.num_steps += num_steps["speculating"]
         number += 1
     return figures
 
