@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "bindings/step_graph.h"
 
 namespace quire {
 
@@ -20,8 +21,7 @@ void bind_sampling(nb::module_& m) {
                           at<double>(uniforms),
                           at<int32_t>(token_ids),
                           at<float>(thresholds)};
-    nb::gil_scoped_release release;
-    tier_at(tier).sampling->sample(pool, args);
+    run_noted(tier_at(tier).sampling->sample, pool, args);
   });
   m.def("apply_penalties", [](int tier, Pool& pool, uintptr_t logits, int64_t stride, int64_t num_lines,
                               int64_t vocab_size, uintptr_t lines, int64_t num_entries, uintptr_t starts, uintptr_t ids,
@@ -54,8 +54,7 @@ void bind_sampling(nb::module_& m) {
                             at<int32_t>(ids),
                             at<float>(scores),
                             at<int32_t>(ranks)};
-    nb::gil_scoped_release release;
-    tier_at(tier).sampling->logprobs(pool, args);
+    run_noted(tier_at(tier).sampling->logprobs, pool, args);
   });
 }
 

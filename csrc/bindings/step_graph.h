@@ -54,6 +54,23 @@ class StepGraph {
   std::vector<std::function<const char*(Pool&)>> calls_;
 };
 
+// What the passes of a chain leave and read, one line of tokens for each pass; [num_passes, stride], of which the first
+// num_rows count.
+struct ChainTokens {
+  int64_t num_rows;
+  int64_t stride;
+  const int32_t* token_ids;  // what each pass gives; -1 = none
+  const float* logprobs;     // beside token_ids
+  int64_t* inputs;           // what each pass but the first computes
+  const int32_t* most;       // [num_rows]; tokens that each row wants; 0 = none
+  float least_chance;        // a row ends with a token whose chance, the product of those up to it, is less
+};
+
+// Pass after pass, each with the tokens that the one before it gave, until all rows have ended; returns how many passes
+// have run. What is wrong with a call is left in `fault`.
+int64_t replay_chain(const std::vector<const StepGraph*>& passes, Pool& pool, const ChainTokens& tokens,
+                     const char*& fault);
+
 // Runs a kernel that a step consists of, and notes it where a graph is being recorded.
 template <class Args>
 const char* run_noted(void (*kernel)(Pool&, const Args&), Pool& pool, const Args& args) {

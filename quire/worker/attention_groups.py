@@ -59,6 +59,11 @@ class AttentionGroups:
         self.state_numbers = tuple(self._state_numbers.values())
         self._state_pools = [pools[kv_cache_config.groups[group].pool] for group in self._state_numbers]
 
+    @property
+    def num_blocks(self) -> int:
+        """Of the smallest of these layers' caches."""
+        return min((len(kv_cache) for kv_cache in self._kv_caches), default=0)
+
     def copy_pages(self, copies: BlockCopies) -> None:
         """Copy blocks onto others, in every layer."""
         for pool in self._pools:

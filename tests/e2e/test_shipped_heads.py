@@ -29,7 +29,7 @@ def card(method: str) -> dict[str, Any]:
 
 def answers(**settings: Any) -> list[RequestOutput]:
     prompts = [prompt_text(sample) for sample in held_out_samples("tales", 10)]
-    with LLM("leaf", **SETTINGS, **settings) as llm:
+    with LLM("leaf", **{**SETTINGS, **settings}) as llm:
         return llm.generate(prompts, PARAMS, use_tqdm=False)
 
 
@@ -61,10 +61,11 @@ def test_all_heads_together_are_small() -> None:
     assert sum(Path(file).stat().st_size for file in files) <= 8_000_000
 
 
-def test_medusa_heads_draft_the_same_captured_and_call_by_call() -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_drafts_are_the_same_captured_and_call_by_call(method: str) -> None:
     found = []
     for enforce_eager in (False, True):
-        drafting = {"method": "medusa", "num_speculative_tokens": 4, "enable_adaptive_verification": False}
-        one = answers(speculative_config=drafting, enforce_eager=enforce_eager)
+        drafting = {"method": method, "num_speculative_tokens": 4, "enable_adaptive_verification": False}
+        one = answers(speculative_config=drafting, enforce_eager=enforce_eager, max_num_seqs=3)
         found.append([(list(each.outputs[0].token_ids), each.outputs[0].spec_decode_metrics) for each in one])
     assert found[0] == found[1]

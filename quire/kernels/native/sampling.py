@@ -52,7 +52,7 @@ def argmax(runtime: NativeRuntime, logits: torch.Tensor) -> np.ndarray:
     Cost: one read of the logits; bandwidth bound.
     Reference: kernels/reference/sampling.py
     """
-    num_lines, vocab_size = _check_logits(logits)
+    num_lines, vocab_size = check_logits(logits)
     token_ids = np.empty(num_lines, dtype=np.int32)
     runtime.library.sample(
         runtime.tier_idx, runtime.pool, logits.data_ptr(), logits.stride(0), num_lines, vocab_size,
@@ -108,7 +108,7 @@ def sample(runtime: NativeRuntime, logits: torch.Tensor, params: DrawParams) -> 
     Cost: one read of the logits; a second one, with an exponential each, of lines without min-p and top-k.
     Reference: kernels/reference/sampling.py
     """
-    num_lines, vocab_size = _check_logits(logits)
+    num_lines, vocab_size = check_logits(logits)
     columns = (
         _check_array("temperature", params.temperature, np.float32, (num_lines,)),
         _check_array("top_k", params.top_k, np.int32, (num_lines,)),
@@ -151,7 +151,7 @@ def apply_penalties_inplace(
 
     Reference: kernels/reference/sampling.py
     """
-    num_lines, vocab_size = _check_logits(logits)
+    num_lines, vocab_size = check_logits(logits)
     num_entries = _length("lines", lines)
     lines_ptr = _check_array("lines", lines, np.int32, (num_entries,))
     starts_ptr = _check_array("starts", starts, np.int64, (num_entries + 1,))
@@ -186,7 +186,7 @@ def apply_bitmask_inplace(
     Cost: one read and write of the logits, where a mask forbids anything.
     Reference: kernels/reference/sampling.py
     """
-    num_lines, vocab_size = _check_logits(logits)
+    num_lines, vocab_size = check_logits(logits)
     num_masks = num_lines if lines is None else _length("lines", lines)
     check_tensor("bitmask", bitmask, (torch.int32,), (num_masks, -(-vocab_size // 32)))
     lines_ptr = 0 if lines is None else _check_array("lines", lines, np.int32, (num_masks,))
@@ -226,7 +226,7 @@ def logprobs(
     """
     if not isinstance(is_logits, bool):
         raise ShapeError(f"is_logits is {is_logits!r}, expected True or False", field="is_logits")
-    num_lines, vocab_size = _check_logits(logits)
+    num_lines, vocab_size = check_logits(logits)
     num_top_ptr = _check_array("num_top", num_top, np.int32, (num_lines,))
     fewest, most = int(num_top.min(initial=0)), int(num_top.max(initial=0))
     if fewest < 0 or most > vocab_size:
@@ -244,7 +244,8 @@ def logprobs(
     return ids, scores, ranks
 
 
-def _check_logits(logits: torch.Tensor) -> tuple[int, int]:
+def check_logits(logits: torch.Tensor) -> tuple[int, int]:
+    """(lines, size of the vocabulary) of [n, vocab_size] float32; rows may be strided."""
     check_tensor("logits", logits, (torch.float32,), (-1, -1), strided_rows=True)
     num_lines, vocab_size = logits.shape
     if not 1 <= vocab_size <= MAX_VOCAB_SIZE:

@@ -58,28 +58,36 @@ class StepGraph:
     Args:
         runtime: its kernels and threads.
         arena: where results go.
+
+    Attributes:
+        handle: the library's object.
     """
 
     def __init__(self, runtime: NativeRuntime, arena: GraphArena) -> None:
         self._runtime = runtime
         self._arena = arena
-        self._graph = runtime.library.StepGraph()
+        self.handle = runtime.library.StepGraph()
 
     @property
     def num_calls(self) -> int:
         """Kernels that a replay runs."""
-        return int(self._graph.num_calls)
+        return int(self.handle.num_calls)
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Note the kernels that run inside, on this thread."""
-        self._graph.begin()
-        self._arena.reset()
+    def recording(self, *, goes_on: bool = False) -> Iterator[None]:
+        """Note the kernels that run inside, on this thread.
+
+        Args:
+            goes_on: results of the step that was recorded last stay as they are, as this one reads them.
+        """
+        self.handle.begin()
+        if not goes_on:
+            self._arena.reset()
         self._runtime.scratch = self._arena
         try:
             yield
         finally:
-            self._graph.end()
+            self.handle.end()
             self._runtime.scratch = None
 
     def replay(self) -> None:
@@ -90,8 +98,13 @@ class StepGraph:
             CommunicationError: another rank has ended, or did not come.
         """
         try:
-            fault = self._runtime.library.replay_step(self._graph, self._runtime.pool)
+            fault = self._runtime.library.replay_step(self.handle, self._runtime.pool)
         except RuntimeError as error:
             raise CommunicationError(str(error)) from None
-        if fault is not None:
-            raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")
+        check_fault(fault)
+
+
+def check_fault(fault: str | None) -> None:
+    """Raise what a replay found wrong with a call, if anything."""
+    if fault is not None:
+        raise ShapeError(fault, hint="indices of one step must belong to one cache and one batch")

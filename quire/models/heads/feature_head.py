@@ -57,6 +57,11 @@ class FeatureHead(nn.Module, ABC):
         self.__dict__["cache_layers"] = build.cache_layers  # as of a decoder
         self.__dict__["target"] = target  # its weights are not this module's
 
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a feature."""
+        return self.arch.hidden_size
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size] as the target embeds them."""
         target: DecoderForCausalLM = self.__dict__["target"]

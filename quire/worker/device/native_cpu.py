@@ -33,6 +33,7 @@ from quire.sample.ops.torch_ops import TorchSamplingOps
 from quire.worker.device.graphs import no_graphs
 from quire.worker.device.memory import HostMemory
 from quire.worker.device.ops import DeviceOps
+from quire.worker.device.recorded_chains import RecordedChains
 from quire.worker.device.recorded_steps import ARENA_BYTES, RecordedSteps
 from quire.worker.setup import WorkerSetup
 
@@ -81,6 +82,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         )
         if is_recording
         else no_graphs,
+        make_chains=partial(RecordedChains, runtime) if is_recording else None,
         graph_bytes=ARENA_BYTES if is_recording else 0,
         packing_cache=_packing_cache(config, runtime),
         communicator=communicator,

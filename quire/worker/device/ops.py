@@ -20,6 +20,7 @@ from quire.kernels.native.runtime import NativeRuntime
 from quire.layers.kernels import LayerKernels
 from quire.models.packing_cache import PackingCache
 from quire.sample.ops.interface import SamplingOps
+from quire.worker.device.draft_chains import MakeDraftChains
 from quire.worker.device.graphs import MakeStepGraphs, no_graphs
 from quire.worker.device.memory import DeviceMemory
 
@@ -35,6 +36,7 @@ class DeviceOps:
         sampling: what is done with logits.
         memory: what is free, and the tensors of the KV cache with what copies their blocks.
         make_graphs: captures steps and replays them, once there is a KV cache.
+        make_chains: captures models that draft token by token; None = each of their passes is a call.
         graph_bytes: memory that graphs need beside the activations of a step.
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
         communicator: to the other processes that compute the same layers.
@@ -49,6 +51,7 @@ class DeviceOps:
     sampling: SamplingOps
     memory: DeviceMemory
     make_graphs: MakeStepGraphs = no_graphs
+    make_chains: MakeDraftChains | None = None
     graph_bytes: int = 0
     packing_cache: PackingCache | None = None
     communicator: Communicator = field(default_factory=SingleCommunicator)

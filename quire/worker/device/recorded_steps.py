@@ -16,11 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.attention.metadata import AttentionMetadata, StateMetadata
 from quire.core.memory_budget import RECORDED_STEPS_BYTES
@@ -32,6 +30,7 @@ from quire.logger import get_logger
 from quire.worker.attention_groups import AttentionGroups, make_state_metadata
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs, StepModel
+from quire.worker.device.operation_watch import OperationWatch
 from quire.worker.input_batch import InputBatch
 
 logger = get_logger(__name__)
@@ -41,37 +40,6 @@ MAX_TOKENS = 256
 # Of prompts: chunks that are so short that there will be others of their length.
 MAX_CHUNK = 8
 ARENA_BYTES = RECORDED_STEPS_BYTES
-
-
-# Operations of torch whose results no kernel reads: checks of ids.
-_CHECKS = ("aten::aminmax", "aten::item", "aten::_local_scalar_dense")
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations of torch, other than views, that a recorded step would leave out."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Asked by torch: whether to keep its compiler out, for which it would import that in the first step."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        # `reshape` counts as a view, and copies where it cannot be one.
-        is_view = func.is_view and _memory_of(result) in [_memory_of(arg) for arg in args]
-        if not is_view and func.name() not in _CHECKS:
-            self.names.add(func.name())
-        return result
-
-
-def _memory_of(value: Any) -> int | None:
-    """Where the memory of a tensor, or of the first of several, begins."""
-    first = value[0] if isinstance(value, (list, tuple)) and value else value
-    return first.untyped_storage().data_ptr() if isinstance(first, torch.Tensor) else None
 
 
 @dataclass(slots=True)
@@ -174,7 +142,7 @@ class RecordedSteps(StepGraphs):
             slots[:size] = self._block_tables.slots(group, batch.token_rows, batch.token_positions)
 
     def _record(self, size: int) -> torch.Tensor:
-        graph, watch = StepGraph(self._runtime, self._arena), _Watch()
+        graph, watch = StepGraph(self._runtime, self._arena), OperationWatch()
         with graph.recording():
             hidden = self._run(size, watch)
         is_whole = not watch.names and self._arena.holds(hidden)
@@ -202,7 +170,7 @@ class RecordedSteps(StepGraphs):
             self._refused.add(size)
         return expected
 
-    def _run(self, size: int, watch: _Watch | None = None) -> torch.Tensor:
+    def _run(self, size: int, watch: OperationWatch | None = None) -> torch.Tensor:
         """The model, call by call, on the inputs of the graphs."""
         states = iter(self._states)
         metadata = {

@@ -21,13 +21,14 @@ class Chains:
         least_chance: a chain ends with a draft whose chance, the product of the scores up to it, is less.
 
     Attributes:
+        most: as given.
         counts: [n] int32; drafts of each row so far.
         token_ids: [n, largest of most] int32; those behind a row's last draft mean nothing.
     """
 
     def __init__(self, most: np.ndarray, least_chance: float = 0.0) -> None:
         width = max(1, int(most.max(initial=0)))
-        self._most = most
+        self.most = most
         self._least_chance = least_chance
         self.counts = np.zeros(len(most), dtype=np.int32)
         self.token_ids = np.zeros((len(most), width), dtype=np.int32)
@@ -43,9 +44,19 @@ class Chains:
         self._scores[entries, places] = scores
         self.counts[entries] = places + 1
         self._chances[entries] *= scores
-        is_wanted = (places + 1 < self._most[entries]) & (self._chances[entries] >= self._least_chance)
+        is_wanted = (places + 1 < self.most[entries]) & (self._chances[entries] >= self._least_chance)
         goes_on: np.ndarray = entries[is_wanted]
         return goes_on
+
+    def extend_all(self, entries: np.ndarray, token_ids: np.ndarray, scores: np.ndarray) -> None:
+        """Give empty chains, `entries` ([m]), as many of these drafts as `extend` would; both are [num_passes, m]."""
+        is_token = token_ids >= 0
+        goes_on = is_token & (np.cumprod(scores, axis=0) >= self._least_chance)
+        is_draft = is_token & (np.arange(len(token_ids))[:, None] < self.most[entries])
+        is_draft[1:] &= np.logical_and.accumulate(goes_on[:-1], axis=0)
+        self.counts[entries] = is_draft.sum(axis=0)
+        self.token_ids[entries, : len(token_ids)] = token_ids.T
+        self._scores[entries, : len(token_ids)] = scores.T
 
     def newest(self, entries: np.ndarray) -> np.ndarray:
         """[m] int32; the last draft of each of these chains."""

@@ -25,6 +25,7 @@ from quire.models.aux_states import AuxStates
 from quire.models.heads.feature_head import FeatureHead
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.draft_chains import DraftChains
 from quire.worker.drafting.chain import Chains, ragged_tokens
 from quire.worker.drafting.choice import ComputeLogits, DraftChoice
 from quire.worker.drafting.head_graphs import HeadGraphs
@@ -45,6 +46,7 @@ class FeatureDrafts:
         graphs: of the head; None = it runs call by call.
         group: the other ranks that compute the head, in the place of graphs; None = there are none.
         least_chance: as of `Chains`.
+        drafts_at_once: the head's passes behind the one that computes this step's tokens; None = each is a call.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class FeatureDrafts:
         graphs: HeadGraphs | None = None,
         group: GroupDrafts | None = None,
         least_chance: float = 0.0,
+        drafts_at_once: DraftChains | None = None,
     ) -> None:
         self._head = head
         self._group = group
@@ -69,6 +72,7 @@ class FeatureDrafts:
         self._pages = pages
         self._choice = choice
         self._least_chance = least_chance
+        self._drafts_at_once = drafts_at_once
         self._device = device
         self._max_model_len = max_model_len
         self._aux = aux
@@ -93,9 +97,27 @@ class FeatureDrafts:
         if not len(inputs.rows):
             return chains.drafts()
         features = self._fill(inputs)
-        active = known = np.flatnonzero(most > 0)
+        known = np.flatnonzero(most > 0)
         if len(known) < len(features):
             features = features.index_select(0, self._index(known))
+        if len(known) and not self._draft_at_once(inputs, known, features, chains):
+            self._draft(inputs, known, features, chains)
+        return chains.drafts()
+
+    def _draft_at_once(self, inputs: DraftInputs, known: np.ndarray, features: torch.Tensor, chains: Chains) -> bool:
+        """Draft for these rows by one call; False = it cannot be."""
+        rows = inputs.rows[known]
+        if self._drafts_at_once is None or self._first_slots[rows].any() or self._shifts[rows].any():
+            return False
+        positions = inputs.num_tokens[known] - 1
+        found = self._drafts_at_once.run(features, rows, positions, chains.most[known], self._least_chance)
+        if found is None:
+            return False
+        chains.extend_all(known, *found)
+        return True
+
+    def _draft(self, inputs: DraftInputs, known: np.ndarray, features: torch.Tensor, chains: Chains) -> None:
+        """Draft for these rows pass by pass; `features` is [num_known, hidden_size]."""
         target_ids = self._head.target_ids if self._head.has_own_vocabulary else None
         self._choice.begin(inputs.rows[known], inputs.num_tokens[known])
         while len(known):
@@ -110,7 +132,6 @@ class FeatureDrafts:
                 inputs.rows[active], positions, np.ones_like(positions), chains.newest(active), features
             )
             known = active
-        return chains.drafts()
 
     def _fill(self, inputs: DraftInputs) -> torch.Tensor:
         """Compute the pairs of this step; [n, hidden_size] the feature of each row's newest token."""

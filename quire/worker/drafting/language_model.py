@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from quire.core.scheduler_output import SchedulerOutput
+from quire.worker.device.draft_chains import DraftChains
 from quire.worker.drafting.chain import Chains, ragged_tokens, share_budget
 from quire.worker.drafting.choice import DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
@@ -31,6 +32,7 @@ class DraftLanguageModel:
         max_model_len: longest sequence of the model, in tokens: there are no drafts beyond it.
         max_fill_tokens: of missing tokens, most that one call computes; a row with more missing waits for its drafts.
         least_chance: as of `Chains`.
+        drafts_at_once: the passes behind the one that computes what is missing; None = each is a call.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class DraftLanguageModel:
         max_model_len: int,
         max_fill_tokens: int,
         least_chance: float = 0.0,
+        drafts_at_once: DraftChains | None = None,
     ) -> None:
         self._passes = passes
         self._pages = pages
         self._choice = choice
         self._least_chance = least_chance
+        self._drafts_at_once = drafts_at_once
         self._device = device
         self._max_model_len = max_model_len
         self._max_fill_tokens = max_fill_tokens
@@ -66,7 +70,10 @@ class DraftLanguageModel:
         if len(asked):
             ready, hidden = self._fill(inputs, asked)
             if len(ready):
-                self._draft(inputs, ready, hidden, chains)
+                if not self._draft_at_once(inputs, ready, hidden, chains):
+                    self._draft(inputs, ready, hidden, chains)
+                num_written = np.maximum(chains.counts[ready] - 1, 0)
+                self._pages.note_drafts(inputs.rows[ready], chains.token_ids[ready], num_written)
         return chains.drafts()
 
     def _fill(self, inputs: DraftInputs, asked: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
@@ -85,9 +92,20 @@ class DraftLanguageModel:
         ends = torch.from_numpy(batch.logits_indices[is_ready]).to(hidden.device)
         return asked[is_ready], hidden if len(ends) == len(hidden) else hidden.index_select(0, ends)
 
+    def _draft_at_once(self, inputs: DraftInputs, ready: np.ndarray, hidden: torch.Tensor, chains: Chains) -> bool:
+        """As `_draft`, by one call; False = it cannot be."""
+        if self._drafts_at_once is None:
+            return False
+        rows, positions = inputs.rows[ready], inputs.num_tokens[ready]
+        found = self._drafts_at_once.run(hidden, rows, positions, chains.most[ready], self._least_chance)
+        if found is None:
+            return False
+        chains.extend_all(ready, *found)
+        return True
+
     def _draft(self, inputs: DraftInputs, ready: np.ndarray, hidden: torch.Tensor, chains: Chains) -> None:
         """Draft for rows whose tokens are all computed; `hidden` is [num_ready, hidden_size]."""
-        first, active, compute_logits = ready, ready, self._passes.compute_logits
+        active, compute_logits = ready, self._passes.compute_logits
         self._choice.begin(inputs.rows[ready], inputs.num_tokens[ready])
         while True:
             active = chains.extend(active, *self._choice.choose(compute_logits, hidden, inputs.rows[active]))
@@ -97,5 +115,3 @@ class DraftLanguageModel:
             positions = inputs.num_tokens[active] + chains.counts[active] - 1
             ones = np.ones(len(active), dtype=np.int32)
             hidden = self._passes.forward(make_batch(rows, positions, ones, tokens, self._device))
-        num_written = np.maximum(chains.counts[first] - 1, 0)
-        self._pages.note_drafts(inputs.rows[first], chains.token_ids[first], num_written)

@@ -31,10 +31,11 @@ from quire.models.loader import attention_params_of, load_model
 from quire.models.model_dir import read_model_dir
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.device.draft_chains import ChainModel, DraftChains
 from quire.worker.device.graphs import NoGraphs
 from quire.worker.device.ops import DeviceOps
 from quire.worker.drafting.chain import LEAST_CHANCE
-from quire.worker.drafting.choice import DraftChoice
+from quire.worker.drafting.choice import DraftChoice, LikeliestTokens
 from quire.worker.drafting.feature_model import FeatureGraphs, FeatureModel
 from quire.worker.drafting.features import FeatureDrafts
 from quire.worker.drafting.head_graphs import HeadGraphs
@@ -44,12 +45,12 @@ from quire.worker.drafting.medusa import MedusaDrafts
 from quire.worker.drafting.medusa_graphs import MedusaGraphs
 from quire.worker.drafting.medusa_trees import MedusaTrees
 from quire.worker.drafting.pages import DraftPages
-from quire.worker.drafting.passes import DraftPasses
+from quire.worker.drafting.passes import DraftPasses, LanguageChain
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_steps import GroupStep
 from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.setup import WorkerSetup
-from quire.worker.warmup import capture_steps, warm_up
+from quire.worker.warmup import CAPTURE_S, capture_steps, warm_up
 
 PREFIX = "draft."
 """Of the names of a drafting model's layers among all layers with a cache."""
@@ -282,8 +283,12 @@ class LanguageModelDrafter:
         limits = setup.limits
         most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
         pages = _pages(cache, attention, self._files)
+        at_once = None
+        if group is None and self._files.arch is not None:
+            chain = LanguageChain(self._model, self._files.arch.hidden_size, setup.dtype)
+            at_once = _drafts_at_once(chain, attention, cache, choice, ops, self._files)
         chance = _least_chance(setup)
-        return DraftLanguageModel(passes, pages, choice, ops.device, longest, most_fill, chance)
+        return DraftLanguageModel(passes, pages, choice, ops.device, longest, most_fill, chance, at_once)
 
 
 class FeatureDrafter:
@@ -310,6 +315,7 @@ class FeatureDrafter:
         attention = cache.attention(list(self.kv_cache_specs(setup.block_size)))
         pages, longest = _pages(cache, attention, self._files), setup.limits.max_model_len
         graphs, tables = None, cache.block_tables if group is None else group.tables
+        at_once = None
         if self._head.is_native:
             graphs = HeadGraphs(self._head, ops.make_graphs, attention, tables, ops.device)
         if group is not None:
@@ -320,9 +326,10 @@ class FeatureDrafter:
             graphs = None
         elif graphs is not None:
             graphs.capture(common_sizes(_most_captured(setup)))
+            at_once = _drafts_at_once(self._head, attention, cache, choice, ops, self._files)
         return FeatureDrafts(
             self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group,
-            _least_chance(setup),
+            _least_chance(setup), at_once,
         )  # fmt: skip
 
 
@@ -364,6 +371,22 @@ class MedusaDrafter:
 def _most_captured(setup: WorkerSetup) -> int:
     """Tokens up to which steps of what drafts are captured at start: those of a few rows."""
     return min(setup.block_size, min(MOST_CAPTURED_ROWS, setup.limits.max_num_seqs) * (1 + setup.limits.num_drafts))
+
+
+def _drafts_at_once(
+    model: ChainModel,
+    attention: AttentionGroups,
+    cache: DrafterCache,
+    choice: DraftChoice,
+    ops: DeviceOps,
+    files: DrafterFiles,
+) -> DraftChains | None:
+    """Captured chains of a model that drafts its likeliest tokens; None = each pass is a call."""
+    if ops.make_chains is None or not isinstance(choice, LikeliestTokens):
+        return None
+    chains = ops.make_chains(model, attention, cache.block_tables, files.num_tokens)
+    chains.capture(CAPTURE_S)
+    return chains
 
 
 def _least_chance(setup: WorkerSetup) -> float:

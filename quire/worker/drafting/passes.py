@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.attention.context import ForwardContext
 from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
@@ -48,6 +49,25 @@ class DraftPasses:
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """As `CausalLM.compute_logits`."""
         return self._model.compute_logits(hidden_rows)
+
+
+class LanguageChain:
+    """A language model as the model of a chain (`device.draft_chains.ChainModel`): its caches hold what was before."""
+
+    def __init__(self, model: CausalLM, hidden_size: int, dtype: torch.dtype) -> None:
+        self._model = model
+        self.hidden_size = hidden_size
+        self.dtype = dtype
+
+    def forward(
+        self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """As `ChainModel`."""
+        return self._model.forward(input_ids, positions, context)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `ChainModel`."""
+        return self._model.compute_logits(hidden)
 
 
 def make_batch(
