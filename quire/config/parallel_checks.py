@@ -78,9 +78,6 @@ def _check_stages(config: QuireConfig) -> None:
     others = {
         "speculative_config": found is not None and (found.model_method is not None or bool(found.tree)),
         "sparse_attention_blocks": cache.sparse_attention_blocks is not None,
-        "swap_space": bool(cache.swap_space),
-        cache.offload_field or "kv_disk": cache.offload_field is not None,
-        "kv_transfer_config": config.kv_transfer is not None,
     }
     for name, is_set in others.items():
         if is_set:

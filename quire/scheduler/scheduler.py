@@ -315,8 +315,8 @@ class Scheduler:
         self._outbox.note_event(request.handle, EventKind.PREEMPTED)
 
     def _freeze(self, plan: StepPlan) -> Step | None:
-        if plan.is_empty and not self._tiers.is_waiting:
-            return None
+        if plan.is_empty and (self._in_flight or not self._tiers.is_waiting):
+            return None  # what the worker has in flight brings its reports
         swaps, transfers = self._tiers.take_messages()
         copies = (self._kv.take_block_copies(), swaps.outs, swaps.ins, self._groups.take_row_updates(), transfers)
         number, freed_rows = self._in_flight.begin()

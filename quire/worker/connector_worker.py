@@ -94,6 +94,11 @@ class ConnectorWorker(KVTierWorker):
         self._note_error(call)
         self._failed.update(one.transfer_id for one in self._step_loads)
 
+    @property
+    def reads_step(self) -> bool:
+        """As `KVTierWorker`: where the step carries metadata, which may name its blocks."""
+        return self._has_metadata
+
     def finish_forward(self) -> None:
         """As `KVTierWorker`."""
         if self._has_metadata:

@@ -32,6 +32,8 @@ class GroupFollower:
     """Runs after rank 0.
 
     Args:
+        communicator: to the other ranks that have the same layers.
+        all_ranks: to all other ranks.
         dtype: of hidden states.
         drafts: of a model that drafts.
         transfers: swaps blocks; None = there is no swap space.
@@ -40,6 +42,7 @@ class GroupFollower:
     def __init__(
         self,
         communicator: Communicator,
+        all_ranks: Communicator,
         channel: StepChannel,
         model: CausalLM,
         step: GroupStep,
@@ -49,6 +52,7 @@ class GroupFollower:
         transfers: BlockTransfers | None = None,
     ) -> None:
         self._communicator = communicator
+        self._all_ranks = all_ranks
         self._channel = channel
         self._model = model
         self._step = step
@@ -75,7 +79,7 @@ class GroupFollower:
             elif isinstance(message, CopySlots):
                 self._attention.copy_slots(np.array(message.slots))
             elif isinstance(message, Meet):
-                self._communicator.barrier()
+                self._all_ranks.barrier()
             else:
                 assert isinstance(message, SwapBlocks), "the cache is allocated once"
                 self._swap(message)

@@ -33,6 +33,7 @@ class GroupLead:
         step: computes this rank's part.
         block_tables: of all rows.
         abort: ends what other ranks wait for, naming a rank.
+        all_ranks: to all other ranks; those of other pipeline stages have no output projection.
         late_rows: hidden states that come from another pipeline stage; None = they are computed here.
     """
 
@@ -44,6 +45,7 @@ class GroupLead:
         step: GroupStep,
         block_tables: BlockTables,
         abort: Callable[[int], None],
+        all_ranks: Communicator,
         late_rows: LateRows | None = None,
     ) -> None:
         self._communicator = communicator
@@ -52,15 +54,14 @@ class GroupLead:
         self._step = step
         self._block_tables = block_tables
         self._abort = abort
+        self._all_ranks = all_ranks
         self._late_rows = late_rows
 
     def forward(self, batch: InputBatch, *, wants_all: bool) -> torch.Tensor | LateHidden:
         """The hidden states of a step, computed by all ranks."""
         message = self._step.message(batch, self._block_tables, wants_all=wants_all)
         with self.together("a step"):
-            if self._late_rows is not None:
-                self._late_rows.make_room()
-            self._channel.send(message)
+            self.send(message)
             hidden = self._step.run(message, batch)
         if self._late_rows is None:
             return hidden
@@ -83,29 +84,36 @@ class GroupLead:
     def copy_blocks(self, copies: BlockCopies) -> None:
         """On the other ranks."""
         with self.together("copies of blocks"):
-            self._channel.send(CopyBlocks(copies.source_ids, copies.target_ids))
+            self.send(CopyBlocks(copies.source_ids, copies.target_ids))
 
     def swap_blocks(self, scheduled: SchedulerOutput) -> None:
         """Of a step, on the other ranks."""
         outs, ins = scheduled.swap_outs, scheduled.swap_ins
         if len(outs) or len(ins):
             with self.together("swaps of blocks"):
-                self._channel.send(SwapBlocks(outs.source_ids, outs.target_ids, ins.source_ids, ins.target_ids))
+                self.send(SwapBlocks(outs.source_ids, outs.target_ids, ins.source_ids, ins.target_ids))
 
     def copy_slots(self, slots: np.ndarray) -> None:
         """As `AttentionGroups.copy_slots`, on the other ranks."""
         with self.together("copies of drafts"):
-            self._channel.send(CopySlots(slots))
+            self.send(CopySlots(slots))
+
+    @property
+    def has_stages(self) -> bool:
+        """Steps are under way when `forward` returns."""
+        return self._late_rows is not None
 
     def send(self, message: GroupMessage) -> None:
-        """To the other ranks."""
+        """To the other ranks, none of which waits for this one when it gets there."""
+        if self._late_rows is not None:
+            self._late_rows.make_room()
         self._channel.send(message)
 
     def meet(self) -> None:
         """Wait until every rank has done what was sent: their caches are at the same step."""
         with self.together("a barrier"):
-            self._channel.send(Meet())
-            self._communicator.barrier()
+            self.send(Meet())
+            self._all_ranks.barrier()
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -144,6 +144,11 @@ class KVTierWorker(ABC):
         """Calls around each layer of the step that begins; None = there are none, as nearly always."""
         return None
 
+    @property
+    def reads_step(self) -> bool:
+        """Whether `finish_forward` of the step that began may read what it computes."""
+        return False
+
     def finish_forward(self) -> None:  # noqa: B027 - most tiers have nothing to do
         """The step has computed its tokens, and does not sample yet."""
 
@@ -184,6 +189,11 @@ class StackedTiers(KVTierWorker):
     def layer_hooks(self) -> LayerHooks | None:
         """As `KVTierWorker`: of the one that has some."""
         return next((hooks for tier in self.tiers if (hooks := tier.layer_hooks()) is not None), None)
+
+    @property
+    def reads_step(self) -> bool:
+        """As `KVTierWorker`."""
+        return any(tier.reads_step for tier in self.tiers)
 
     def finish_forward(self) -> None:
         """As `KVTierWorker`."""

@@ -57,6 +57,10 @@ class MemoryPlanner:
         self._offload_bytes = int(setup.config.cache.kv_offloading_size * GIB) if ops.memory.is_host else 0
         self._workspace_bytes = workspace_bytes + ops.graph_bytes
         swap_bytes = int(setup.config.cache.swap_space * GIB)
+        stage = ops.stage
+        self._swap_share = 1 / self._num_ranks  # of the swap space that this rank has
+        if stage is not None:
+            self._swap_share = len(stage.layers) / setup.arch.num_layers / stage.size
         # The swap space is always the host's memory, which may be the device's.
         self._swap_bytes, self._host_swap_bytes = (swap_bytes, 0) if ops.memory.is_host else (0, swap_bytes)
 
@@ -117,7 +121,7 @@ class MemoryPlanner:
             weights_bytes=weights_bytes,
             workspace_bytes=self._workspace_bytes + self._offload_bytes // self._num_ranks,
             useful_bytes=useful_bytes,
-            swap_bytes=self._swap_bytes // self._num_ranks,
+            swap_bytes=int(self._swap_bytes * self._swap_share),
         )
         logger.info(budget.describe())
         return budget.kv_cache_bytes
@@ -132,7 +136,7 @@ class MemoryPlanner:
             kv_cache_config.total_bytes,
             self._memory.free_bytes(),
             self._workspace_bytes + self._offload_bytes // self._num_ranks,
-            self._swap_bytes // self._num_ranks,
+            kv_cache_config.swap_bytes if self._swap_bytes else 0,
         )
 
     def _useful_bytes(self, specs: Mapping[str, KVCacheSpec]) -> int:

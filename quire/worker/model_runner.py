@@ -24,6 +24,7 @@ import torch
 
 from quire.core.computed_step import ComputedStep
 from quire.core.grammar_bitmask import GrammarBitmask
+from quire.core.kv_transfer import KVTransferResults
 from quire.core.model_drafts import DraftRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
@@ -53,7 +54,7 @@ class _ComputedBatch(ComputedStep):
     """A step that was computed: `hidden` is [num_tokens, hidden_size], valid until the next one is.
 
     Where steps are replayed, `hidden` is where every step of its size leaves its result. Where pipeline stages
-    compute it, it is on its way.
+    compute it, it is on its way, and `finished` are the transfers that had ended by then.
     """
 
     batch: InputBatch
@@ -61,6 +62,7 @@ class _ComputedBatch(ComputedStep):
     copy_times: CopyTimes
     draft_request: DraftRequest | None
     is_capture: bool
+    finished: KVTransferResults | None
 
 
 class ModelRunner:
@@ -143,10 +145,19 @@ class ModelRunner:
         else:
             hooks = None if self._kv_tier is None else self._kv_tier.layer_hooks()
             hidden = self._forward(batch) if hooks is None else self._forward_with(hooks, batch)
-        if self._kv_tier is not None:
-            self._kv_tier.finish_forward()
+        finished = None if self._kv_tier is None else self._finish_transfers(self._kv_tier)
         is_capture = self._step_graphs.is_capture
-        return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request, is_capture)
+        return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request, is_capture, finished)
+
+    def _finish_transfers(self, tier: KVTierWorker) -> KVTransferResults | None:
+        """A step was computed. What has ended so far where the next step comes before this one is sampled, so that what
+        failed in this one is reported with it; None = that is asked later.
+        """
+        has_stages = self._group is not None and self._group.has_stages
+        if self._group is not None and has_stages and tier.reads_step:
+            self._group.meet()
+        tier.finish_forward()
+        return tier.get_finished() if has_stages else None
 
     def _swap(self, transfers: BlockTransfers, scheduled: SchedulerOutput) -> CopyTimes:
         if self._group is not None:
@@ -180,7 +191,8 @@ class ModelRunner:
         if computed.is_capture:
             output = dataclasses.replace(output, is_capture=True)
         if self._kv_tier is not None:
-            output = dataclasses.replace(output, kv_transfers=self._kv_tier.get_finished())
+            finished = computed.finished
+            output = dataclasses.replace(output, kv_transfers=finished or self._kv_tier.get_finished())
         if computed.copy_times is no_copies:
             return output
         swap_out_s, swap_in_s = computed.copy_times()

@@ -248,6 +248,17 @@ class Worker:
             self._stages = [self._own_stage(), *self._channel.take_reports()]
         return self._stages
 
+    @property
+    def _sees_all_caches(self) -> bool:
+        """Rank 0 has the KV caches of all ranks."""
+        seat = self._setup.seat
+        return seat is None or seat.size == 1 or bool(seat.cache_fds)
+
+    def _layers_of_stages(self) -> list[list[str]]:
+        """Rank 0: names of the layers with a cache of every pipeline stage."""
+        specs = [self._own_specs()] if self._ops.stage is None else [one.specs for one in self._all_stages()]
+        return [list(one) for one in specs]
+
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache and the swap space, make the rows, warm up.
 
@@ -261,7 +272,8 @@ class Worker:
         self._memory.check_allocation(own_config)
         if is_group and not self._setup.rank:
             self._channel.send(InitCache(kv_cache_config))
-        self._kv_cache_config = kv_cache_config = own_config
+        all_layers, self._kv_cache_config = kv_cache_config, own_config
+        kv_cache_config = own_config
         setup, ops, vocab_size = self._setup, self._ops, self._setup.arch.vocab_size
         max_num_seqs, max_model_len = setup.limits.max_num_seqs, setup.limits.max_model_len
         kv_caches = ops.memory.allocate_kv_caches(kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype)
@@ -290,10 +302,13 @@ class Worker:
         if isinstance(step_tables, StepTables):
             late_rows = None if ops.stage is None else LateRows(ops.stage, setup.arch.hidden_size, setup.dtype)
             step = GroupStep(self._model, graphs, attention, step_tables, ops.device, ops.stage)
-            group = GroupLead(ops.communicator, self._channel, self._model, step, block_tables, ops.abort, late_rows)
+            group = GroupLead(
+                ops.communicator, self._channel, self._model, step, block_tables, ops.abort, ops.all_ranks, late_rows
+            )
             drafts = GroupDrafts(ops.communicator, group, step_tables, block_tables, setup.dtype)
             self._follower = GroupFollower(
-                ops.communicator, self._channel, self._model, step, attention, setup.dtype, drafts, kv_caches.transfers
+                ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, setup.dtype, drafts,
+                kv_caches.transfers,
             )
         self._runner = ModelRunner(
             self._model,
@@ -325,9 +340,9 @@ class Worker:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
             self._runner.register_draft_model(self._drafter.start(cache, choice, drafts), setup.block_size)
         ops.all_ranks.barrier()  # every rank has its cache
-        if ops.stage is None:  # tiers have whole blocks, a stage may have nothing of some
+        if not setup.rank and (ops.stage is None or self._sees_all_caches):
             self._connector_caches, self._blocks = caches_of_group(
-                kv_caches, setup.seat, kv_cache_config, layer_names, ops.attention, setup.kv_cache_dtype
+                kv_caches, setup.seat, all_layers, self._layers_of_stages(), ops.attention, setup.kv_cache_dtype
             )
 
     def _scratch_ids(self, kv_cache_config: KVCacheConfig) -> np.ndarray:
@@ -345,8 +360,8 @@ class Worker:
 
     def kv_cache_identity(self) -> dict[str, Any]:
         """What decides which bytes a block of the cache, which must be allocated, has for given tokens."""
-        assert self._blocks is not None and self._kv_cache_config is not None, "initialize_kv_cache comes before tiers"
-        return cache_identity(self._setup, self._kv_cache_config, self._blocks)
+        assert self._blocks is not None and self._connector_caches is not None, "initialize_kv_cache comes before tiers"
+        return cache_identity(self._setup, self._connector_caches.kv_cache_config, self._blocks)
 
     def register_kv_tier(self, tier: KVTierWorker) -> None:
         """Give a tier's half the cache, which must be allocated, and call it with every step.
@@ -354,13 +369,13 @@ class Worker:
         Raises:
             UnsupportedError: there are other ranks, whose caches this one does not see.
         """
-        assert self._blocks is not None, "initialize_kv_cache comes before tiers"
-        if self._setup.num_ranks > 1 and not (self._setup.seat and self._setup.seat.cache_fds):
+        if not self._sees_all_caches:
             raise UnsupportedError(
                 "rank 0 does not see the KV caches of the other ranks: it does with the executor mp, where a setting "
                 "asks for a tier",
                 hint="use kv_disk, kv_offloading_size or a connector with the executor mp, or one rank",
             )
+        assert self._blocks is not None, "initialize_kv_cache comes before tiers"
         tier.register_kv_caches(self._blocks)
         self._ready_runner().register_kv_tier(tier)
 

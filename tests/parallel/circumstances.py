@@ -44,8 +44,6 @@ WHOLE_EXPERTS: Mapping[str, Mapping[str, Any]] = {
         **WHOLE, "expert_placement_strategy": "round_robin", **CIRCUMSTANCES["swapped, with suffixes"],
     },
 }  # fmt: skip
-# What stages do not have: without these settings preempted requests are recomputed.
-NOT_ON_STAGES = ("swap_space", "preemption_mode", "kv_offloading_size")
 PATTERN = r"[a-f]{4,12}( [0-9]{2}){1,3}"
 
 

@@ -18,7 +18,7 @@ from quire.errors import QuireError
 from quire.models.model_dir import read_model_dir
 from tests.models.families.cases import CASES
 from tests.models.stored_models import KINDS, make_tiny
-from tests.parallel.circumstances import CIRCUMSTANCES, NOT_ON_STAGES, WHOLE_EXPERTS, answers
+from tests.parallel.circumstances import CIRCUMSTANCES, WHOLE_EXPERTS, answers
 
 VOCAB_SIZE = 320
 FORMATS = ("int8", "int4", "fp8", "bitsandbytes")
@@ -78,8 +78,6 @@ def main() -> None:
                 if args.stages and num_stages == 1:
                     continue
                 for circumstance, changes in circumstances.items():
-                    if num_stages > 1:
-                        changes = {name: value for name, value in changes.items() if name not in NOT_ON_STAGES}
                     try:
                         found = answers(
                             model, vocab_size, num_ranks, num_stages=num_stages, structured=structured,

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,18 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def ranks_as_threads() -> Iterator[None]:
-    """Engines with several ranks that are made inside have them as threads."""
+    """Engines with several ranks that are made inside have them as threads; these end where something is raised."""
+    made: list[ThreadedRanks] = []
+
+    def make(*args: Any) -> ThreadedRanks:
+        made.append(ThreadedRanks(*args))
+        return made[-1]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry.EXECUTORS, "mp", ThreadedRanks)
-        yield
+        patch.setitem(registry.EXECUTORS, "mp", make)
+        try:
+            yield
+        except BaseException:
+            for executor in made:
+                executor.shutdown()
+            raise

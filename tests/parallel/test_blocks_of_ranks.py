@@ -12,26 +12,38 @@ from quire.distributed.shared_pages import SharedPages, make_shared_pages
 from quire.errors import CommunicationError, UnsupportedError
 from quire.kv_transfer import CONTRACT_VERSION, KVConnector
 from tests.e2e.test_kv_disk import NUM_COMPUTED, NUM_FULL, Core
+from tests.effort import effort
 from tests.parallel.ranks import ranks_as_threads
 
+TWO_RANKS = {"tensor_parallel_size": 2}
+STAGES = {"pipeline_parallel_size": 2}
 
-def answer(path: Path | None, num_ranks: int, **settings: Any) -> tuple[list[int], list[bytes], int]:
+
+def answer(path: Path | None, **settings: Any) -> tuple[list[int], list[bytes], int]:
     with ranks_as_threads():
-        core = Core(path, **({} if path else {"kv_disk": None}), tensor_parallel_size=num_ranks, **settings)
+        core = Core(path, **({} if path else {"kv_disk": None}), **settings)
     try:
         return core.answer(0)
     finally:
         core.core.shutdown()
 
 
-def test_two_ranks_read_from_disk_what_two_ranks_wrote_and_never_what_one_did(tmp_path: Path):
-    tokens, logprobs, num_computed = answer(tmp_path, 1)
+@pytest.mark.parametrize(
+    "sizes",
+    effort(
+        (STAGES,),
+        (TWO_RANKS, {**TWO_RANKS, **STAGES}, {"pipeline_parallel_size": 3, "pipeline_layer_partition": "3,1,3"}),
+    ),
+)
+def test_ranks_read_from_disk_what_as_many_ranks_wrote_and_never_what_one_did(tmp_path: Path, sizes: dict[str, Any]):
+    tokens, logprobs, num_computed = answer(tmp_path)
     assert num_computed == NUM_COMPUTED
-    assert answer(tmp_path, 2) == (tokens, logprobs, NUM_COMPUTED)
-    assert answer(tmp_path, 2) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+    assert answer(tmp_path, **sizes) == (tokens, logprobs, NUM_COMPUTED)
+    assert answer(tmp_path, **sizes) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
     shared = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
-    assert answer(tmp_path, 2, kv_disk=None, kv_transfer_config=shared) == (tokens, logprobs, NUM_COMPUTED)
-    assert answer(tmp_path, 2, kv_disk=None, kv_transfer_config=shared)[1:] == (logprobs, NUM_COMPUTED - NUM_FULL)
+    sizes = {**sizes, "kv_disk": None, "kv_transfer_config": shared}
+    assert answer(tmp_path, **sizes) == (tokens, logprobs, NUM_COMPUTED)
+    assert answer(tmp_path, **sizes) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
 
 
 class HookedConnector(KVConnector):
@@ -42,7 +54,7 @@ class HookedConnector(KVConnector):
 def test_a_connector_that_is_called_around_layers_is_refused():
     hooked = {"kv_connector": "HookedConnector", "kv_connector_module_path": __name__}
     with pytest.raises(UnsupportedError, match="called around every layer"):
-        answer(None, 2, kv_transfer_config=hooked)
+        answer(None, **STAGES, kv_transfer_config=hooked)
 
 
 def test_pages_are_the_same_memory_where_the_same_sizes_are_taken():

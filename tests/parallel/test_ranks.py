@@ -37,8 +37,8 @@ def expected() -> Answers:
 @pytest.mark.parametrize(
     ("num_ranks", "num_stages", "name"),
     effort(
-        ((2, 1, "swapped, with suffixes"), (1, 2, "suffixes as drafts")),
-        ((2, 1, "as one"), (4, 1, "preempted"), (1, 4, "preempted"), (2, 2, "as one")),
+        ((2, 1, "swapped, with suffixes"), (1, 2, "swapped, with suffixes")),
+        ((2, 1, "as one"), (4, 1, "preempted"), (1, 4, "host memory"), (2, 2, "swapped, with suffixes")),
     ),
 )
 def test_answers_are_those_of_one_rank(expected: Answers, num_ranks: int, num_stages: int, name: str):

@@ -31,8 +31,11 @@ def cache_identity(setup: WorkerSetup, kv_cache_config: KVCacheConfig, blocks: A
     """Everything that decides which bytes a block of the cache has for given tokens, as values that JSON can hold."""
     config = setup.config
     ranks = {} if setup.num_ranks == 1 else {"ranks": setup.num_ranks}
+    num_stages, partition = config.parallel.pipeline_parallel_size, config.parallel.pipeline_layer_partition
+    stages = {} if num_stages == 1 else {"stages": [num_stages, partition]}
     return {
         **ranks,
+        **stages,
         "quire": __version__,
         "model": config.model.served_model_name or config.model.model,
         "weights": _weights(config),

@@ -55,8 +55,6 @@ def test_stages_are_ranks_too_and_divide_the_layers():
         QuireClientError, match="sparse_attention_blocks is not supported with pipeline_parallel_size=2"
     ):
         resolved(**stages, sparse_attention_blocks=4)
-    with pytest.raises(QuireClientError, match="swap_space is not supported with pipeline_parallel_size=2"):
-        resolved(**stages, swap_space=1.0)
     with pytest.raises(ConfigError, match="tensor_parallel_size=32 and pipeline_parallel_size=4 are 128 ranks"):
         resolved(tensor_parallel_size=32, pipeline_parallel_size=4)
 
