@@ -74,17 +74,12 @@ def _check_stages(config: QuireConfig) -> None:
         return
     assert config.arch is not None, "checked after the rules have run"
     divide_layers(config.arch, parallel.pipeline_parallel_size, parallel.pipeline_layer_partition)
-    cache, found = config.cache, config.speculative
-    others = {
-        "speculative_config": found is not None and (found.model_method is not None or bool(found.tree)),
-        "sparse_attention_blocks": cache.sparse_attention_blocks is not None,
-    }
-    for name, is_set in others.items():
-        if is_set:
-            raise UnsupportedError(
-                f"{name} is not supported with pipeline_parallel_size={parallel.pipeline_parallel_size}: stages have "
-                "different layers", hint=f"use pipeline_parallel_size=1, or leave out {name}", field=name,
-            )  # fmt: skip
+    if config.cache.sparse_attention_blocks is not None:
+        raise UnsupportedError(
+            "sparse_attention_blocks is not supported with pipeline_parallel_size="
+            f"{parallel.pipeline_parallel_size}: stages have different layers",
+            hint="use pipeline_parallel_size=1, or leave out sparse_attention_blocks", field="sparse_attention_blocks",
+        )  # fmt: skip
 
 
 def _check_experts(config: QuireConfig) -> None:

@@ -167,9 +167,10 @@ def _num_steps_in_flight(config: QuireConfig) -> int:
 
 
 def _num_scratch_blocks(config: QuireConfig) -> int:
-    """Blocks that the worker needs beside those of requests."""
+    """Blocks that the worker needs beside those of requests, for each step that may be in flight."""
     tree = () if config.speculative is None else config.speculative.tree
-    return num_scratch_blocks(tree, config.scheduler.max_num_seqs or 1, config.cache.block_size or 1) if tree else 0
+    num_blocks = num_scratch_blocks(tree, config.scheduler.max_num_seqs or 1, config.cache.block_size or 1)
+    return config.parallel.pipeline_parallel_size * num_blocks
 
 
 def _without_scratch(kv_cache: KVCacheConfig, num_scratch: int, max_model_len: int) -> KVCacheConfig:

@@ -279,7 +279,7 @@ class DecoderModel(nn.Module):
         if inputs is None:
             if self.aux_states is not None:
                 self.aux_states.begin()
-            for layer_idx, layer in enumerate(self.layers):
+            for layer_idx, layer in enumerate(self.layers, self.first_layer):
                 if self.aux_states is not None and layer_idx in self.aux_states.layers:
                     self.aux_states.take(self.kernels.sum(x, residual))
                 x, residual = layer(x, residual, positions, context)

@@ -20,7 +20,7 @@ from quire.worker.draft_trees import TreeBlocks, place_segments
 from quire.worker.input_batch import InputBatch
 from quire.worker.kv_cache_tensors import CachePool
 
-_NO_IDS = np.empty(0, dtype=np.int32)
+_NO_SCRATCH = np.empty((1, 0), dtype=np.int32)
 
 
 class AttentionGroups:
@@ -31,7 +31,8 @@ class AttentionGroups:
         layer_names: every layer with a cache, in the model's order.
         kv_caches: the cache tensor of each layer, in the same order.
         pools: the blocks.
-        scratch_ids: [num_scratch_blocks] integers; blocks of the one pool that no request has, for trees of drafts.
+        scratch_ids: [num_steps, num_scratch_blocks] integers; blocks of the one pool that no request has, for trees of
+            drafts of as many steps as are in flight.
 
     Attributes:
         groups: numbers of the groups that these layers are in; of others nothing is looked at.
@@ -44,7 +45,7 @@ class AttentionGroups:
         layer_names: Sequence[str],
         kv_caches: Sequence[torch.Tensor],
         pools: Sequence[CachePool],
-        scratch_ids: np.ndarray = _NO_IDS,
+        scratch_ids: np.ndarray = _NO_SCRATCH,
     ) -> None:
         group_of = {name: i for i, group in enumerate(kv_cache_config.groups) for name in group.layer_names}
         self._group_of_layer = [group_of[name] for name in layer_names]
@@ -129,7 +130,8 @@ class AttentionGroups:
         assert batch.trees is not None, "called for trees"
         (group,) = self.groups
         table, block_size = block_tables.tables[group], block_tables.block_sizes[group]
-        return place_segments(batch.trees, batch.token_positions, table, block_size, self._scratch_ids)
+        scratch_ids = self._scratch_ids[batch.trees.step % len(self._scratch_ids)]
+        return place_segments(batch.trees, batch.token_positions, table, block_size, scratch_ids)
 
     def tree_context(
         self, num_tokens: int, start_loc: np.ndarray, seq_lens: np.ndarray, placed: TreeBlocks, device: torch.device

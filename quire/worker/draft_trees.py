@@ -48,6 +48,7 @@ def make_tree_batch(
     num_computed_tokens: np.ndarray,
     is_sampling: np.ndarray,
     drafts: DraftTokens,
+    step: int,
 ) -> tuple[TreeBatch, np.ndarray]:
     """The segments of a step, and the position of each of its tokens, [num_tokens] int64.
 
@@ -55,6 +56,7 @@ def make_tree_batch(
         rows, num_computed_tokens, is_sampling: [num_reqs].
         query_start_loc: [num_reqs + 1].
         drafts: with parents, depth-first; the last tokens of their requests.
+        step: its number.
     """
     assert drafts.parents is not None, "called for trees"
     num_tokens, counts = int(query_start_loc[-1]), np.diff(query_start_loc)
@@ -99,6 +101,7 @@ def make_tree_batch(
         seq_lens=(positions[start_loc[1:] - 1] + 1).astype(np.int32),
         is_first=is_first_token[starts],
         bases=bases[request],
+        step=step,
     ), positions
 
 

@@ -27,7 +27,8 @@ class GroupDrafts:
     """Both sides: rank 0 calls `forward` and `compute_logits`, the follower of another rank `follow`.
 
     Args:
-        lead: rank 0's way to the others.
+        communicator: to the other ranks of the first pipeline stage, or of the only one: they have what drafts.
+        lead: rank 0's way to them.
         block_tables: of all rows.
         dtype: of hidden states.
 
@@ -79,7 +80,7 @@ class GroupDrafts:
         width = 0 if given is None else given.shape[1]
         step = self._step.message(batch, self._block_tables, wants_all=True, placed=placed)
         with self._lead.together("a draft"):
-            self._lead.send(DraftForward(step, width, are_states))
+            self._lead.send_to_stage(DraftForward(step, width, are_states))
             if given is not None:
                 given = given.contiguous()
                 self._communicator.broadcast(given)
@@ -89,7 +90,7 @@ class GroupDrafts:
         """[n, hidden_size] -> [n * num_places, draft vocabulary]."""
         num_rows, size = hidden_rows.shape
         with self._lead.together("logits of drafts"):
-            self._lead.send(DraftLogits(num_rows, size, num_places))
+            self._lead.send_to_stage(DraftLogits(num_rows, size, num_places))
             self._communicator.broadcast(hidden_rows.contiguous())
             assert self._logits_of is not None, "the drafter has started"
             return self._logits_of(hidden_rows, num_places)

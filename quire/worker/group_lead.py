@@ -66,12 +66,15 @@ class GroupLead:
         if self._late_rows is None:
             return hidden
         index = np.arange(batch.num_tokens) if wants_all else batch.logits_indices
-        return self._late_rows.expect(batch.num_tokens, index)
+        return self._late_rows.expect(batch.num_tokens, index, self._step.own_aux() if wants_all else None)
 
     def take(self, hidden: LateHidden) -> torch.Tensor:
-        """Those of a step, once the stages behind this one have computed it."""
+        """Those of a step, once the stages behind this one have computed it; what drafts finds its states, too."""
         with self.together("a step"):
-            return hidden.take()
+            taken = hidden.take()
+        if hidden.has_aux:
+            self._step.put_aux(hidden.aux)
+        return taken
 
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size], of which every rank computes a part."""
@@ -102,6 +105,10 @@ class GroupLead:
     def has_stages(self) -> bool:
         """Steps are under way when `forward` returns."""
         return self._late_rows is not None
+
+    def send_to_stage(self, message: GroupMessage) -> None:
+        """To the other ranks that have the same layers."""
+        self._channel.send_to_stage(message)
 
     def send(self, message: GroupMessage) -> None:
         """To the other ranks, none of which waits for this one when it gets there."""

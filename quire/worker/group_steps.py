@@ -11,6 +11,7 @@ import torch
 from quire.attention.context import ForwardContext
 from quire.core.scheduler_output import StateBlocks
 from quire.distributed.pipeline import PipelineStage
+from quire.models.aux_states import AuxStates
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs, StepModel
@@ -51,6 +52,7 @@ class GroupStep:
     Args:
         tables: of the steps; the graphs were made with them.
         stage: the layers that are here; None = all.
+        aux: where the model leaves states before some of these layers, which rank 0 gets; None = nowhere.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class GroupStep:
         tables: StepTables,
         device: torch.device,
         stage: PipelineStage | None = None,
+        aux: AuxStates | None = None,
     ) -> None:
         self._model = model
         self._graphs = graphs
@@ -68,6 +71,7 @@ class GroupStep:
         self._tables = tables
         self._device = device
         self._stage = stage
+        self._aux = aux
 
     def message(
         self,
@@ -146,15 +150,30 @@ class GroupStep:
 
     def run(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size], as `ModelRunner` computes them on one rank. The last of several
-        stages sends those that are asked for to rank 0.
+        stages sends those that are asked for to rank 0, and each its states before layers of which heads draft.
         """
         hidden = self._forward(step, batch)
-        if self._stage is not None and self._stage.is_last and self._stage.is_lead:
-            num_rows = num_returned(step, batch)
-            if num_rows:
-                rows = hidden if num_rows == batch.num_tokens else hidden[torch.from_numpy(batch.logits_indices)]
-                self._stage.communicator.send(rows, 0)
+        if self._stage is not None and self._stage.is_lead and not self._stage.is_first:
+            self._return(self._stage, step, batch, hidden)
         return hidden
+
+    def _return(self, stage: PipelineStage, step: ForwardStep, batch: InputBatch, hidden: torch.Tensor) -> None:
+        """To rank 0, which receives in this order (`late_rows`)."""
+        if self._aux is not None and step.wants_all:
+            for states in self._aux.tensors:
+                stage.communicator.send(states, 0)
+        if stage.is_last and (num_rows := num_returned(step, batch)):
+            rows = hidden if num_rows == batch.num_tokens else hidden[torch.from_numpy(batch.logits_indices)]
+            stage.communicator.send(rows, 0)
+
+    def own_aux(self) -> list[torch.Tensor] | None:
+        """States that the newest step has left here, as long as they are needed; None = steps leave none."""
+        return None if self._aux is None else [states.clone() for states in self._aux.tensors]
+
+    def put_aux(self, tensors: list[torch.Tensor]) -> None:
+        """Those of all stages, of a step that is sampled now, for the model that drafts behind it."""
+        assert self._aux is not None, "the step has left some"
+        self._aux.tensors = tensors
 
     def _forward(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
         self._tables.take(step)

@@ -25,6 +25,7 @@ class TreeBatch:
         seq_lens: [num_segments] int32; tokens up to its last one, along its path.
         is_first: [num_segments] bool; the row's first one, which lies in the row's own blocks.
         bases: [num_segments] int64; position of the row's newest token.
+        step: number of the step.
     """
 
     parents: np.ndarray
@@ -38,6 +39,7 @@ class TreeBatch:
     seq_lens: np.ndarray
     is_first: np.ndarray
     bases: np.ndarray
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,7 @@ class MemoryPlanner:
         num_scratch = num_scratch_blocks(
             () if found is None else found.tree, limits.max_num_seqs, self._setup.block_size
         )
+        num_scratch *= self._setup.config.parallel.pipeline_parallel_size  # of each step in flight
         return num_scratch * sum(spec.page_size_bytes for spec in specs.values()) + useful_bytes(
             specs, self._setup.config.cache, limits.max_model_len, limits.max_num_seqs, limits.num_drafts
         )

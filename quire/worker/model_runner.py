@@ -144,7 +144,8 @@ class ModelRunner:
             hidden: torch.Tensor | LateHidden = torch.empty(0, device=self._device)
         else:
             hooks = None if self._kv_tier is None else self._kv_tier.layer_hooks()
-            hidden = self._forward(batch) if hooks is None else self._forward_with(hooks, batch)
+            reads_all = self._draft_step is not None and self._draft_step.reads_all_states(scheduled)
+            hidden = self._forward(batch, reads_all) if hooks is None else self._forward_with(hooks, batch)
         finished = None if self._kv_tier is None else self._finish_transfers(self._kv_tier)
         is_capture = self._step_graphs.is_capture
         return _ComputedBatch(batch, hidden, copy_times, scheduled.draft_request, is_capture, finished)
@@ -207,21 +208,22 @@ class ModelRunner:
             self._attention.copy_slots(slots)
         self._kept_tokens = tokens
 
-    def _forward(self, batch: InputBatch) -> torch.Tensor | LateHidden:
+    def _forward(self, batch: InputBatch, reads_all: bool) -> torch.Tensor | LateHidden:
+        """`reads_all`: hidden states of tokens that predict none will be read, too."""
         if self._group is not None:
-            return self._group.forward(batch, wants_all=self._wanted(batch) is None)
+            return self._group.forward(batch, wants_all=reads_all or self._wanted(batch) is None)
         hidden = None if batch.trees is not None else self._step_graphs.forward(batch)
         if hidden is not None:
             return hidden
         context = self._attention.forward_context(batch, self._block_tables)
-        wanted = self._wanted(batch)
+        wanted = None if reads_all else self._wanted(batch)
         if wanted is not None:
             context = dataclasses.replace(context, wanted=wanted)
         return self._model.forward(batch.input_ids, batch.positions, context)
 
     def _wanted(self, batch: InputBatch) -> torch.Tensor | None:
         """The tokens whose hidden states will be read, where they are few: those that predict tokens."""
-        if self._draft_step is not None or 2 * len(batch.logits_indices) > batch.num_tokens:
+        if 2 * len(batch.logits_indices) > batch.num_tokens:
             return None
         if (self._requests.num_prompt_logprobs[batch.rows] >= 0).any():
             return None

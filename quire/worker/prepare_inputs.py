@@ -45,8 +45,9 @@ def prepare_inputs(
             requests.write_drafts(scheduled.rows, seq_lens, scheduled.drafts)
         else:
             trees, token_positions = make_tree_batch(
-                scheduled.rows, query_start_loc, scheduled.num_computed_tokens, sampling, scheduled.drafts
-            )
+                scheduled.rows, query_start_loc, scheduled.num_computed_tokens, sampling, scheduled.drafts,
+                scheduled.step,
+            )  # fmt: skip
         num_drafts = scheduled.drafts.counts[sampling]
         sampling_positions = sampling_positions - num_drafts
         logits_start_loc = np.zeros(len(num_drafts) + 1, dtype=np.int32)

@@ -14,6 +14,7 @@ import torch
 from quire.attention.sparse import BlockTopK
 from quire.config.engine import QuireConfig
 from quire.config.kv_transfer import KVTransferConfig
+from quire.config.pipeline import divide_layers
 from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import num_scratch_blocks
 from quire.core.grammar_bitmask import GrammarBitmask
@@ -24,6 +25,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.core.step_sizes import common_sizes
 from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
+from quire.distributed.pipeline import PipelineStage
 from quire.distributed.seat import Seat
 from quire.errors import ConfigError, UnsupportedError
 from quire.kv_offload.store import BlockStore
@@ -40,15 +42,17 @@ from quire.utils.memory import HUGE_PAGES
 from quire.worker.allocator import keep_freed_memory
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
+from quire.worker.block_transfers import BlockTransfers
 from quire.worker.connector_worker import ConnectorWorker
 from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
-from quire.worker.device.graphs import no_graphs
+from quire.worker.device.graphs import StepGraphs, no_graphs
 from quire.worker.device.profiling import Profile
 from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
-from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter
+from quire.worker.drafting.loading import PREFIX as DRAFT_PREFIX
+from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter, make_aux_states
 from quire.worker.group_caches import caches_of_group
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
@@ -97,7 +101,8 @@ class Worker:
         self._acceptance = acceptance_options(config.speculative)
         self._ops = ops = make_device_ops(setup)
         drafter_files = find_drafter(setup)
-        self._memory = MemoryPlanner(setup, ops, None if drafter_files is None else drafter_files.arch)
+        own_files = drafter_files if ops.stage is None or ops.stage.is_first else None
+        self._memory = MemoryPlanner(setup, ops, None if own_files is None else own_files.arch)
         self._memory.check_weights_fit()
         self._model = load_model(
             setup.arch,
@@ -113,10 +118,11 @@ class Worker:
             packing_cache=ops.packing_cache,
             reports_error=config.model.quantization_report,
         )
-        self._drafter = load_drafter(drafter_files, setup, ops, self._model)
-        if self._drafter is not None and self._drafter.aux is not None:
+        self._drafter = load_drafter(own_files, setup, ops, self._model)
+        self._aux = make_aux_states(drafter_files, self._drafter, setup.arch.num_layers)
+        if self._aux is not None:
             assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
-            self._model.model.aux_states = self._drafter.aux
+            self._model.model.aux_states = self._aux
         self._channel = StepChannel(ops.communicator, ops.stage)
         self._stages: list[StageReport] | None = None
         self._runner: ModelRunner | Profile[ModelRunner] | None = None
@@ -174,7 +180,8 @@ class Worker:
         """
         if self._ops.stage is None:
             return self._own_specs()
-        return {name: spec for report in self._all_stages() for name, spec in report.specs.items()}
+        specs = {name: spec for report in self._all_stages() for name, spec in report.specs.items()}
+        return dict(sorted(specs.items(), key=lambda one: one[0].startswith(DRAFT_PREFIX)))
 
     def _own_specs(self) -> dict[str, KVCacheSpec]:
         """Of the layers that are here."""
@@ -291,8 +298,8 @@ class Worker:
             ops.attention.sparse = BlockTopK(setup.config.cache.sparse_attention_blocks, setup.block_size)
             make_graphs = no_graphs  # what a token attends to is chosen in Python
         graphs = make_graphs(self._model, attention, step_tables)
-        if self._drafter is not None and self._drafter.aux is not None:
-            graphs = GraphsWithAux(graphs, self._drafter.aux)
+        if self._aux is not None:
+            graphs = GraphsWithAux(graphs, self._aux)
         requests = RequestStates(max_num_seqs, max_model_len, vocab_size)
         logprobs_mode = setup.config.model.logprobs_mode
         acceptance = None
@@ -300,16 +307,7 @@ class Worker:
             acceptance = DraftAcceptance(self._acceptance, requests, sampling, ops.sampling, logprobs_mode, ops.device)
         group = drafts = None
         if isinstance(step_tables, StepTables):
-            late_rows = None if ops.stage is None else LateRows(ops.stage, setup.arch.hidden_size, setup.dtype)
-            step = GroupStep(self._model, graphs, attention, step_tables, ops.device, ops.stage)
-            group = GroupLead(
-                ops.communicator, self._channel, self._model, step, block_tables, ops.abort, ops.all_ranks, late_rows
-            )
-            drafts = GroupDrafts(ops.communicator, group, step_tables, block_tables, setup.dtype)
-            self._follower = GroupFollower(
-                ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, setup.dtype, drafts,
-                kv_caches.transfers,
-            )
+            group, drafts = self._join_group(step_tables, block_tables, attention, graphs, kv_caches.transfers)
         self._runner = ModelRunner(
             self._model,
             requests,
@@ -338,15 +336,44 @@ class Worker:
             choice: DraftChoice = LikeliestTokens(ops.sampling)
             if acceptance is not None and acceptance.drawn is not None:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
-            self._runner.register_draft_model(self._drafter.start(cache, choice, drafts), setup.block_size)
+            of_ranks = drafts if ops.communicator.size > 1 else None
+            self._runner.register_draft_model(self._drafter.start(cache, choice, of_ranks), setup.block_size)
         ops.all_ranks.barrier()  # every rank has its cache
         if not setup.rank and (ops.stage is None or self._sees_all_caches):
             self._connector_caches, self._blocks = caches_of_group(
                 kv_caches, setup.seat, all_layers, self._layers_of_stages(), ops.attention, setup.kv_cache_dtype
             )
 
+    def _join_group(
+        self,
+        tables: StepTables,
+        block_tables: BlockTables,
+        attention: AttentionGroups,
+        graphs: StepGraphs,
+        transfers: BlockTransfers | None,
+    ) -> tuple[GroupLead, GroupDrafts]:
+        """This rank's part of what several do: rank 0 leads, others follow."""
+        ops, dtype = self._ops, self._setup.dtype
+        late_rows = None if ops.stage is None else self._late_rows(ops.stage)
+        step = GroupStep(self._model, graphs, attention, tables, ops.device, ops.stage, self._aux)
+        group = GroupLead(
+            ops.communicator, self._channel, self._model, step, block_tables, ops.abort, ops.all_ranks, late_rows
+        )
+        drafts = GroupDrafts(ops.communicator, group, tables, block_tables, dtype)
+        self._follower = GroupFollower(
+            ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, dtype, drafts, transfers
+        )
+        return group, drafts
+
+    def _late_rows(self, stage: PipelineStage) -> LateRows:
+        """What comes from other stages."""
+        parallel, arch, aux = self._setup.config.parallel, self._setup.arch, self._aux
+        stages = divide_layers(arch, stage.num_stages, parallel.pipeline_layer_partition)
+        num_aux = [] if aux is None else [sum(layer in layers for layer in aux.layers) for layers in stages]
+        return LateRows(stage, arch.hidden_size, self._setup.dtype, num_aux)
+
     def _scratch_ids(self, kv_cache_config: KVCacheConfig) -> np.ndarray:
-        """Blocks that no request has, for trees of drafts."""
+        """[num_steps, num_scratch_blocks] blocks that no request has, for trees of drafts of the steps in flight."""
         setup, found = self._setup, self._setup.config.speculative
         tree = () if found is None else found.tree
         groups, num_blocks = kv_cache_config.groups, kv_cache_config.num_blocks
@@ -356,7 +383,8 @@ class Worker:
                 "keys and values for it", hint="leave it out", field="speculative_config",
             )  # fmt: skip
         num_scratch = num_scratch_blocks(tree, setup.limits.max_num_seqs, setup.block_size)
-        return np.arange(num_blocks - num_scratch, num_blocks)
+        depth = setup.config.parallel.pipeline_parallel_size
+        return np.arange(num_blocks - depth * num_scratch, num_blocks).reshape(depth, num_scratch)
 
     def kv_cache_identity(self) -> dict[str, Any]:
         """What decides which bytes a block of the cache, which must be allocated, has for given tokens."""

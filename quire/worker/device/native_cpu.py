@@ -66,6 +66,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         places = None if strategy is None else ExpertPlaces(strategy, communicator.size)
         kernels = ShardedKernels(kernels, Shards(communicator), places)
     is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
+    record = partial(RecordedSteps, runtime, vocab_size=vocab_size)
     return DeviceOps(
         device=device,
         layers=kernels,
@@ -74,15 +75,11 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         ),
         sampling=NativeSamplingOps(runtime) if vocab_size <= MAX_VOCAB_SIZE else TorchSamplingOps(),
         memory=_memory(setup),
-        make_graphs=partial(
-            RecordedSteps,
-            runtime,
-            vocab_size=vocab_size,
-            agree=(communicator if stage is None else stage.communicator).all_agree,
-        )
+        make_graphs=partial(record, agree=(communicator if stage is None else stage.communicator).all_agree)
         if is_recording
         else no_graphs,
         make_chains=partial(RecordedChains, runtime) if is_recording else None,
+        make_draft_graphs=partial(record, agree=communicator.all_agree) if is_recording and stage is not None else None,
         graph_bytes=ARENA_BYTES if is_recording else 0,
         packing_cache=_packing_cache(config, runtime),
         communicator=communicator,

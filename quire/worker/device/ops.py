@@ -8,6 +8,7 @@ A new device is one constructor in a file of its own and its entry in `registry.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class DeviceOps:
         memory: what is free, and the tensors of the KV cache with what copies their blocks.
         make_graphs: captures steps and replays them, once there is a KV cache.
         make_chains: captures models that draft token by token; None = each of their passes is a call.
+        make_draft_graphs: of a model that drafts, which the first pipeline stage alone computes; None = `make_graphs`.
         graph_bytes: memory that graphs need beside the activations of a step.
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
         communicator: to the other processes that compute the same layers.
@@ -52,6 +54,7 @@ class DeviceOps:
     memory: DeviceMemory
     make_graphs: MakeStepGraphs = no_graphs
     make_chains: MakeDraftChains | None = None
+    make_draft_graphs: MakeStepGraphs | None = None
     graph_bytes: int = 0
     packing_cache: PackingCache | None = None
     communicator: Communicator = field(default_factory=SingleCommunicator)
@@ -63,6 +66,11 @@ class DeviceOps:
     def all_ranks(self) -> Communicator:
         """To all other processes that compute the model."""
         return self.communicator if self.stage is None else self.stage.communicator
+
+    def of_drafts(self) -> DeviceOps:
+        """What a model that drafts is computed with."""
+        graphs = self.make_draft_graphs
+        return self if graphs is None else dataclasses.replace(self, make_graphs=graphs, make_draft_graphs=None)
 
     def abort(self, rank: int) -> None:
         """`rank` has ended: what waits, here and on ranks that can be reached, fails and names it."""

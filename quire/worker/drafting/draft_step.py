@@ -33,6 +33,10 @@ class DraftStep:
         """As `DraftModel.apply`."""
         self._model.apply(scheduled)
 
+    def reads_all_states(self, scheduled: SchedulerOutput) -> bool:
+        """Whether drafting behind this step reads hidden states of tokens that predict none."""
+        return scheduled.draft_request is not None and self._model.reads_all_states
+
     def run(
         self, batch: InputBatch, hidden: torch.Tensor, output: ModelRunnerOutput, request: DraftRequest
     ) -> RowDrafts:

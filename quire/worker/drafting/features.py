@@ -49,6 +49,8 @@ class FeatureDrafts:
         drafts_at_once: the head's passes behind the one that computes this step's tokens; None = each is a call.
     """
 
+    reads_all_states = True
+
     def __init__(
         self,
         head: FeatureHead,

@@ -56,7 +56,13 @@ class ModelDrafts(NamedTuple):
 
 
 class DraftModel(Protocol):
-    """Drafts on the worker's side: a second model, or heads on the target's hidden states."""
+    """Drafts on the worker's side: a second model, or heads on the target's hidden states.
+
+    Attributes:
+        reads_all_states: it looks at `DraftInputs.hidden` of tokens that predict none, too.
+    """
+
+    reads_all_states: bool
 
     def apply(self, scheduled: SchedulerOutput) -> None:
         """Take in what a message does to rows and blocks; called in every step, once the tables have it."""

@@ -35,6 +35,8 @@ class DraftLanguageModel:
         drafts_at_once: the passes behind the one that computes what is missing; None = each is a call.
     """
 
+    reads_all_states = False
+
     def __init__(
         self,
         passes: DraftPasses | GroupDrafts,

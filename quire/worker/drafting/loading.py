@@ -23,7 +23,8 @@ from quire.layers.options import LayerOptions
 from quire.models.aux_states import AuxStates
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.heads.feature_head import FeatureHead
-from quire.models.heads.loading import HeadBuild, load_eagle, load_medusa, load_mtp
+from quire.models.heads.files import read_head_config
+from quire.models.heads.loading import HeadBuild, load_eagle, load_medusa, load_mtp, read_aux_layers
 from quire.models.heads.medusa import MedusaHeads
 from quire.models.hub import resolve_model_path
 from quire.models.interfaces import CausalLM
@@ -198,8 +199,15 @@ def _error(message: str, hint: str) -> ConfigError:
     return ConfigError(f"speculative_config: {message}", hint=hint, field="speculative_config")
 
 
+def make_aux_states(files: DrafterFiles | None, drafter: Drafter | None, num_layers: int) -> AuxStates | None:
+    """Where the target leaves states for the drafting model, which may be another stage's; None = nowhere."""
+    if drafter is not None or files is None or files.method != "eagle3":
+        return None if drafter is None else drafter.aux
+    return AuxStates(read_aux_layers(read_head_config(files.path), num_layers))
+
+
 def load_drafter(files: DrafterFiles | None, setup: WorkerSetup, ops: DeviceOps, target: CausalLM) -> Drafter | None:
-    """The drafting model with its weights; None where there is none.
+    """The drafting model with its weights; None where there is none. Of several stages the first has it.
 
     Raises:
         ConfigError: the attention backend cannot serve it.
@@ -207,6 +215,7 @@ def load_drafter(files: DrafterFiles | None, setup: WorkerSetup, ops: DeviceOps,
     """
     if files is None:
         return None
+    ops = ops.of_drafts()
     if files.arch is not None:
         return LanguageModelDrafter(_load_language_model(files, files.arch, setup, ops), files, setup, ops)
     if not isinstance(target, DecoderForCausalLM) or setup.arch.gguf_architecture:
@@ -238,7 +247,7 @@ def _load_language_model(files: DrafterFiles, arch: ModelArch, setup: WorkerSetu
         setup.config.load,
         setup.dtype,
         ops.device,
-        ParallelContext(setup.rank, setup.num_ranks),
+        ParallelContext(setup.rank, setup.stage_size),
         ops.attention,
         files.max_model_len,
         setup.config.model.seed,

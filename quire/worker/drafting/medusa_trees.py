@@ -30,6 +30,8 @@ class MedusaTrees:
         group: the other ranks that compute the heads; None = there are none.
     """
 
+    reads_all_states = False
+
     def __init__(
         self,
         heads: MedusaHeads,
