@@ -9,6 +9,21 @@ STEP_KINDS = (PREFILL, DECODE, MIXED)
 
 
 @dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """The weights that a rank has loaded, as they are stored, scales included.
+
+    Attributes:
+        layer_bytes: of all projections, experts and heads of its layers.
+        head_bytes: of the output projection.
+        num_weights: of these layers, as numbers.
+    """
+
+    layer_bytes: int
+    head_bytes: int
+    num_weights: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPerf:
     """One step, as it counts for each of the ranks that computed it.
 

@@ -53,7 +53,7 @@ def make_meter(config: QuireConfig, executor: Executor) -> StepMeter | None:
         logger.warning("limits of this device are not measured: work of steps is shown, MFU and MBU are not")
     else:
         logger.info("limits of a rank: %.1f GFLOP/s in products, %.1f GB/s read", limits[0] / 1e9, limits[1] / 1e9)
-    return StepMeter(StepWork(config, limits))
+    return StepMeter(StepWork(config, limits, executor.call_worker("weight_bytes")))
 
 
 def _limits(config: QuireConfig, executor: Executor) -> Limits:

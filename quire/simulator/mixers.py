@@ -157,4 +157,6 @@ def _cost(arch: ModelArch, mixer: Mixer, item_bytes: int, num_ranks: int) -> Mix
         )  # fmt: skip
     shapes, sizes = _state(arch, mixer, item_bytes)
     spec = MambaSpec(block_size=1, shapes=shapes, dtype_bytes=sizes)
-    return MixerCost(state_bytes=spec.page_size_bytes, token_flops=STATE_FLOPS * spec.tensor_bytes[0] / sizes[0])
+    of_state = 0.0 if isinstance(mixer, ShortConvArch) else STATE_FLOPS * spec.tensor_bytes[0] / sizes[0]
+    of_conv = 2 * mixer.conv_size * shapes[-1][-1]  # its state has the inputs of all but the newest token
+    return MixerCost(state_bytes=spec.page_size_bytes, token_flops=of_state + of_conv)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from quire.config import QuireConfig
 from quire.config.model_arch import ModelArch
 from quire.core.memory_budget import bytes_per_weight
-from quire.core.step_perf import DECODE, MIXED, PREFILL, StepPerf
+from quire.core.step_perf import DECODE, MIXED, PREFILL, StepPerf, WeightBytes
 from quire.simulator.costs import StepShape
 from quire.simulator.mixers import mixer_costs
 
@@ -21,28 +21,41 @@ class StepWork:
 
     Args:
         limits: operations and bytes a second that a rank's device does at most; 0 = not known.
+        weights: that the first rank has loaded, whatever their formats; None = as the settings let one expect.
     """
 
-    def __init__(self, config: QuireConfig, limits: tuple[float, float] = (0.0, 0.0)) -> None:
+    def __init__(
+        self, config: QuireConfig, limits: tuple[float, float] = (0.0, 0.0), weights: WeightBytes | None = None
+    ) -> None:
         assert config.arch is not None, "resolve() sets the architecture"
         self._limits = limits
-        self._arch: ModelArch = config.arch
+        arch = config.arch
         self._num_ranks = config.parallel.num_ranks
         item_bytes = BYTES_OF.get(config.model.dtype, 4)
         kv_item_bytes = BYTES_OF.get(config.cache.kv_cache_dtype, item_bytes)
-        self._weight_bytes, self._table_bytes = bytes_per_weight(self._arch, item_bytes, config.model.quantization)
-        self._mixers = mixer_costs(self._arch, kv_item_bytes, 1)
-        self._head = self._arch.vocab_size * self._arch.table_size
+        self._mixers = mixer_costs(arch, kv_item_bytes, 1)
+        self._head = arch.vocab_size * arch.table_size
+        self._num_narrowed = _num_narrowed(arch)
+        self._num_weights, self._num_active = arch.num_layer_weights, float(arch.num_active_layer_weights)
+        if weights is None:
+            of_layers, of_tables = bytes_per_weight(arch, item_bytes, config.model.quantization)
+            self._layer_bytes = self._num_weights * of_layers / self._num_ranks
+            self._head_bytes = self._head * of_tables / self._num_ranks
+        else:
+            self._layer_bytes, self._head_bytes = float(weights.layer_bytes), float(weights.head_bytes)
+        if weights is not None and arch.config_json:  # of a class of transformers: its layers are a guess
+            self._num_active *= weights.num_weights / self._num_weights
+            self._num_weights = weights.num_weights
 
     def of(self, shape: StepShape, seconds: float) -> StepPerf:
         """A step that took `seconds`."""
-        arch, num_tokens = self._arch, shape.num_tokens
+        num_tokens, active, ranks = shape.num_tokens, self._num_active, self._num_ranks
         num_decoding = num_tokens - shape.num_prompt_tokens
-        active = arch.num_active_layer_weights
-        flops = 2.0 * (num_tokens * active + shape.num_sampling * self._head)
-        weights = min(arch.num_layer_weights, num_tokens * active)  # experts of no token are not read
-        read = weights * self._weight_bytes + (self._head * self._table_bytes if shape.num_sampling else 0)
-        write = 0.0
+        left_out = self._num_narrowed * (num_tokens - shape.num_sampling)
+        flops = 2.0 * (num_tokens * active - left_out + shape.num_sampling * self._head)
+        share_read = min(1.0, num_tokens * active / self._num_weights)  # experts of no token are not
+        weights = share_read * self._layer_bytes + (self._head_bytes if shape.num_sampling else 0.0)
+        read = write = 0.0
         for count, cost in self._mixers:
             context, pairs = float(shape.decode_context), shape.prompt_pairs
             seen = float(shape.prompt_context + shape.num_prompt_tokens)
@@ -54,5 +67,15 @@ class StepWork:
             read += count * ((context + seen) * cost.key_bytes + states)
             write += count * (num_tokens * cost.key_bytes + states)
         kind = DECODE if not shape.num_prompt_tokens else MIXED if num_decoding else PREFILL
-        ranks = self._num_ranks
-        return StepPerf(kind, seconds, flops / ranks, read / ranks, write / ranks, *self._limits)
+        return StepPerf(kind, seconds, flops / ranks, weights + read / ranks, write / ranks, *self._limits)
+
+
+def _num_narrowed(arch: ModelArch) -> int:
+    """Weights of the last layer that are for sampled tokens alone: its feed-forward networks, where they follow its
+    mixers (`models.decoder`).
+    """
+    last = arch.layers[-1]
+    if arch.config_json or last.is_parallel or not last.leaves_stream:
+        return 0
+    of_mixers = sum(mixer.num_weights(arch.hidden_size) for _, mixer in last.mixers())
+    return last.num_active_weights(arch.hidden_size) - of_mixers

@@ -10,5 +10,5 @@ Read `model_runner` first. Modules by topic:
     other ranks  group_lead, group_follower, group_steps, group_messages, group_caches,
                  group_drafts, step_channel, late_rows
     drafts       drafting, draft_acceptance, block_verification, draft_trees, tree_verification
-    the worker   worker, setup, device, warmup, allocator
+    the worker   worker, setup, device, warmup, allocator, weight_bytes
 """

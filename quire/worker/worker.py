@@ -22,6 +22,7 @@ from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
 from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.step_perf import WeightBytes
 from quire.core.step_sizes import common_sizes
 from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
@@ -70,6 +71,7 @@ from quire.worker.request_states import RequestStates
 from quire.worker.setup import make_setup
 from quire.worker.step_channel import StepChannel
 from quire.worker.warmup import capture_steps, warm_up
+from quire.worker.weight_bytes import count_weights
 
 logger = get_logger(__name__)
 
@@ -194,6 +196,10 @@ class Worker:
     def measure_limits(self) -> tuple[float, float] | None:
         """Operations and bytes a second that this rank's device does at most; None = that cannot be measured here."""
         return None if self._ops.measure_limits is None else self._ops.measure_limits()
+
+    def weight_bytes(self) -> WeightBytes:
+        """What this rank has loaded of the model."""
+        return count_weights(self.model)
 
     def start_profile(self) -> bool:
         """Record steps from the next one on; False where a profile is taken, or has no place to go."""

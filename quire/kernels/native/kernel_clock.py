@@ -11,30 +11,20 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from quire.kernels.native.kernel_work import KernelWork, work_of
+
 MAX_CALLS = 2_000_000
-_WEIGHT_BYTES = {"linear_int8": 1.0, "linear_int4": 0.5}
+ARGUMENTS = ("KvCache", "LatentCache", "RecurrentBatch")
+"""Classes of arguments, made for each call, whose own arguments are needed to count its work."""
 
 
 class KernelCall(NamedTuple):
-    """One call; times in nanoseconds of `time.perf_counter_ns`. `sizes`: rows, inputs and outputs of a product."""
+    """One call; times in nanoseconds of `time.perf_counter_ns`. `work`: None = it is not known."""
 
     name: str
     start_ns: int
     duration_ns: int
-    sizes: tuple[int, int, int] | None
-
-    @property
-    def flops(self) -> float:
-        """Of a product; 0 = not known."""
-        return 0.0 if self.sizes is None else 2.0 * self.sizes[0] * self.sizes[1] * self.sizes[2]
-
-    @property
-    def num_bytes(self) -> float:
-        """Weights, inputs and outputs of a product, numbers of two bytes; 0 = not known."""
-        if self.sizes is None:
-            return 0.0
-        rows, inputs, outputs = self.sizes
-        return _WEIGHT_BYTES.get(self.name, 2.0) * inputs * outputs + 2.0 * rows * (inputs + outputs)
+    work: KernelWork | None
 
 
 class KernelClock:
@@ -49,40 +39,42 @@ class KernelClock:
 
     def __init__(self, library: Any) -> None:
         self._library = library
+        self._made: dict[int, tuple[Any, ...]] = {}
         self.calls: list[KernelCall] = []
 
     def __getattr__(self, name: str) -> Any:
         """A function with a clock around it, made once; anything else as it is."""
         found = getattr(self._library, name)
-        if isinstance(found, type) or not callable(found):
+        if name in ARGUMENTS:
+            found = self._noting(found)
+        elif not isinstance(found, type) and callable(found):
+            found = self._clocked(name, found)
+        else:
             return found
-        clocked = self._clocked(name, found)
-        setattr(self, name, clocked)
-        return clocked
+        setattr(self, name, found)
+        return found
+
+    def _noting(self, kind: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes an argument and remembers what from; a later one at the same address takes its place."""
+
+        def make(*args: Any) -> Any:
+            made = kind(*args)
+            self._made[id(made)] = args
+            return made
+
+        return make
 
     def _clocked(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        calls, sizes_of, now = self.calls, _SIZES.get(name), time.perf_counter_ns
+        calls, now = self.calls, time.perf_counter_ns
+
+        def made(argument: Any) -> tuple[Any, ...]:
+            return self._made[id(argument)]
 
         def call(*args: Any) -> Any:
             start = now()
             result = kernel(*args)
             if len(calls) < MAX_CALLS:
-                calls.append(KernelCall(name, start, now() - start, None if sizes_of is None else sizes_of(args)))
+                calls.append(KernelCall(name, start, now() - start, work_of(name, args, made)))
             return result
 
         return call
-
-
-def _plain(args: tuple[Any, ...]) -> tuple[int, int, int]:
-    """Of `linear`: a gated one computes two outputs for each that it keeps."""
-    return args[8], args[9], args[10] * (2 if args[14] else 1)
-
-
-def _stored(args: tuple[Any, ...]) -> tuple[int, int, int]:
-    """Of `linear_int8`, `linear_int4`."""
-    return args[9], args[11], args[10] * (2 if args[16] else 1)
-
-
-_SIZES: dict[str, Callable[[tuple[Any, ...]], tuple[int, int, int]]] = {
-    "linear": _plain, "linear_int8": _stored, "linear_int4": _stored,
-}  # fmt: skip

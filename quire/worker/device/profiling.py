@@ -145,10 +145,10 @@ class Profile(Generic[Runner]):
         yield from self._steps
         for call in () if self._clock is None else self._clock.calls:
             about: dict[str, float] = {}
-            if call.sizes is not None:
-                rows, inputs, outputs = call.sizes
-                about = {"rows": rows, "inputs": inputs, "outputs": outputs, "flops": call.flops}
-                about["bytes"] = call.num_bytes
+            if call.work is not None:
+                about = {"flops": call.work.flops, "bytes": call.work.num_bytes}
+                if call.work.sizes is not None:
+                    about |= zip(("rows", "inputs", "outputs"), call.work.sizes, strict=True)
             yield _span(KERNELS, call.name, call.start_ns, call.duration_ns, about)
 
 

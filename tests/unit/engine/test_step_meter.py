@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from quire import LLM, SamplingParams
 from quire.config import QuireConfig
 from quire.config.build import build_config
-from quire.core.step_perf import StepPerf
+from quire.core.step_perf import StepPerf, WeightBytes
 from quire.engine.config_lookup import resolve_config
 from quire.engine.stat_logger import StatLogger, describe_perf
 from quire.engine.step_meter import make_meter
@@ -56,7 +56,11 @@ def test_a_step_s_work_is_what_is_counted_by_hand(config: QuireConfig):
     assert one.flops == 2 * 3 * (weights + head) + 300 * pair
     assert one.read_bytes == 2 * (weights + head) + 300 * key and one.write_bytes == 3 * key
     prompt = work.of(shape(0, 0, 64), 0.5)
-    assert prompt.kind == "prefill" and prompt.flops == 2 * (64 * weights + head) + 64 * 65 / 2 * pair
+    assert arch.layers[-1].mlp is not None
+    left_out = 63 * arch.layers[-1].mlp.num_weights(
+        arch.hidden_size
+    )  # in the last layer, of tokens that are not sampled
+    assert prompt.kind == "prefill" and prompt.flops == 2 * (64 * weights - left_out + head) + 64 * 65 / 2 * pair
     assert prompt.read_bytes == 2 * (weights + head) + 64 * key
     assert work.of(shape(1, 5, 2), 0.5).kind == "mixed"
 
@@ -74,6 +78,8 @@ def test_limits_are_measured_once_and_kept(config: QuireConfig, tmp_path: Path, 
 
     class FakeExecutor:
         def call_worker(self, method: str) -> Any:
+            if method == "weight_bytes":
+                return WeightBytes(1000, 100, 500)
             calls.append(method)
             return 1e12, 5e10
 
@@ -89,7 +95,7 @@ def test_limits_are_measured_once_and_kept(config: QuireConfig, tmp_path: Path, 
     kept.write_text("no figures")
     assert make_meter(asked, executor) is not None and len(calls) == 2 and "measured again" in caplog.text
     kept.unlink()
-    monkeypatch.setattr(FakeExecutor, "call_worker", lambda *_: None)
+    monkeypatch.setattr(FakeExecutor, "call_worker", lambda _, method: None)
     assert make_meter(asked, executor) is not None and "are not measured" in caplog.text
 
 
