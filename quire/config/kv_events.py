@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from quire.errors import ConfigError, QuireError, nearest
+from quire.config.json_object import errors_of, parse_object
+from quire.errors import ConfigError
 from quire.utils.checks import check_bool, check_int, check_text, shown
 
 FIELD = "kv_events_config"
@@ -42,14 +42,12 @@ class KVEventsConfig:
     topic: str = ""
 
     def __post_init__(self) -> None:
-        try:
+        with errors_of(FIELD):
             check_bool("enable_kv_cache_events", self.enable_kv_cache_events)
             for name in ("buffer_steps", "hwm", "max_queue_size"):
                 check_int(name, getattr(self, name), 0 if name == "buffer_steps" else 1, MAX_COUNT)
             check_text("topic", self.topic)
             check_text("publisher", self.publisher)
-        except QuireError as error:
-            raise ConfigError(f"{FIELD}: {error.message}", hint=error.hint, field=FIELD) from None
         if self.publisher not in PUBLISHERS:
             raise ConfigError(
                 f"{FIELD}: publisher {shown(self.publisher)} is not a known publisher", hint="use zmq", field=FIELD
@@ -65,23 +63,8 @@ def parse_kv_events_config(text: str | None) -> KVEventsConfig:
     Raises:
         ConfigError: it is no JSON object, has an unknown name (the nearest valid one is named), or a wrong value.
     """
-    if text is None:
-        return KVEventsConfig()
-    try:
-        values: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{FIELD}={shown(text)} is not a JSON object", hint='for example {"enable_kv_cache_events": true}',
-            field=FIELD,
-        )  # fmt: skip
     known = [field.name for field in fields(KVEventsConfig)]
-    for name in values:
-        if name not in known:
-            close = nearest(name[:100], known)
-            hint = f"did you mean {close!r}?" if close else f"keys are {', '.join(known)}"
-            raise ConfigError(f"{FIELD} has no key {shown(name)}", hint=hint, field=FIELD)
+    values = parse_object(FIELD, text, known, example='{"enable_kv_cache_events": true}')
     return KVEventsConfig(**{name: value for name, value in values.items() if value is not None})
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.config.base import check_settings, setting
-from quire.errors import ConfigError, QuireError, nearest
+from quire.config.json_object import errors_of, parse_object
+from quire.errors import ConfigError, nearest
 from quire.utils.checks import check_int, check_text, shown
 
 FIELD = "kv_transfer_config"
@@ -17,7 +18,6 @@ ROLES = ("kv_producer", "kv_consumer", "kv_both")
 FAILURE_POLICIES = ("recompute", "fail")
 LOOPBACK = "127.0.0.1"
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-MAX_CHARS = 1 << 16
 # Keys of vLLM that say nothing here, with the values that are accepted because they ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "kv_buffer_device": (None, "cpu", "auto"),
@@ -56,14 +56,12 @@ class KVTransferConfig:
     kv_port: int = 14579
 
     def __post_init__(self) -> None:
-        try:
+        with errors_of(FIELD):
             for name in ("kv_connector", "kv_ip"):
                 check_text(name, getattr(self, name))
             if self.engine_id is not None:
                 check_text("engine_id", self.engine_id)
             check_int("kv_port", self.kv_port, 0, 65535)
-        except QuireError as error:
-            raise ConfigError(f"{FIELD}: {error.message}", hint=error.hint, field=FIELD) from None
         if not self.kv_connector:
             raise _error("kv_connector is empty", "name a connector, for example ExampleConnector")
         _check_choice("kv_role", self.kv_role, ROLES)
@@ -138,15 +136,7 @@ def parse_kv_transfer_config(text: str | None) -> KVTransferConfig | None:
     Raises:
         ConfigError: it is not a JSON object, has an unknown key (the nearest valid one is named) or a wrong value.
     """
-    if text is None:
-        return None
-    try:
-        values: Any = json.loads(text) if len(text) <= MAX_CHARS else None
-    except (json.JSONDecodeError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise _error(f"{shown(text)} is not a JSON object", 'for example {"kv_connector": "ExampleConnector"}')
-    return parse_kv_transfer(values)
+    return parse_kv_transfer(parse_object(FIELD, text, example='{"kv_connector": "ExampleConnector"}'))
 
 
 def parse_kv_transfer(values: Mapping[str, Any]) -> KVTransferConfig | None:

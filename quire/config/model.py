@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config.base import check_settings, setting
+from quire.config.json_object import parse_object
 from quire.config.not_yet import QUANTIZATIONS_NOT_YET
-from quire.config.overrides import GENERATION_FIELDS, HF_FIELDS, parse_object
+from quire.config.overrides import GENERATION_FIELDS, HF_FIELDS
 from quire.config.quantized_checkpoint import CHECKPOINT_FORMATS
 from quire.errors import UnsupportedError
 from quire.plugins import QUANTIZATION, find_plugin

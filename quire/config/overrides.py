@@ -5,12 +5,8 @@ Read by `config.model` when a configuration is made, and by the front-end's fact
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from quire.errors import ConfigError, unknown_name
-from quire.utils.checks import shown
 
 ROPE_NAMES = ("rope_parameters", "rope_scaling")  # transformers 5 and 4
 HF_FIELDS = (
@@ -24,27 +20,6 @@ GENERATION_FIELDS = (
     "eos_token_id", "max_new_tokens", "min_p", "repetition_penalty", "temperature", "top_k", "top_p",
 )  # fmt: skip
 SAMPLING_FIELDS = tuple(name for name in GENERATION_FIELDS if name != "eos_token_id")
-
-
-def parse_object(name: str, text: str | None, known: Collection[str] | None = None) -> dict[str, Any]:
-    """The object in the JSON `text` of setting `name`, {} for none; its keys are among `known`.
-
-    Raises:
-        ConfigError: it is no object, or a key is unknown.
-    """
-    if text is None:
-        return {}
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name}={shown(text)} is not a JSON object", hint='write {"key": value}', field=name)
-    for key in values if known is not None else ():
-        if key not in (known or ()):
-            unknown = unknown_name(f"key of {name}", key, known or ())
-            raise ConfigError(unknown.message, hint=unknown.hint, field=name)
-    return values
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
-from typing import Any
 
-from quire.errors import ConfigError, QuireError, nearest
+from quire.config.json_object import errors_of, parse_object
+from quire.errors import ConfigError
 from quire.utils.checks import check_bool, check_int, check_text, shown
 
 FIELD = "profiler_config"
@@ -33,15 +32,13 @@ class ProfilerConfig:
     max_iterations: int = 0
 
     def __post_init__(self) -> None:
-        try:
+        with errors_of(FIELD):
             check_text("profiler", self.profiler)
             check_text("torch_profiler_dir", self.torch_profiler_dir)
             for name in ("torch_profiler_record_shapes", "torch_profiler_with_stack"):
                 check_bool(name, getattr(self, name))
             for name in ("delay_iterations", "max_iterations"):
                 check_int(name, getattr(self, name), 0, MAX_STEPS)
-        except QuireError as error:
-            raise ConfigError(f"{FIELD}: {error.message}", hint=error.hint, field=FIELD) from None
         if self.profiler not in ("torch", "kernels"):
             raise ConfigError(
                 f"{FIELD}: profiler {shown(self.profiler)} is not supported", hint="use torch or kernels", field=FIELD
@@ -64,19 +61,6 @@ def parse_profiler_config(directory: str | None, text: str | None) -> ProfilerCo
         raise ConfigError(
             "profile and profiler_config say the same in two ways", hint="leave out one of them", field="profile"
         )
-    try:
-        values: Any = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"{FIELD}={shown(text)} is not a JSON object",
-            hint='for example {"profiler": "torch", "torch_profiler_dir": "profiles"}', field=FIELD,
-        )  # fmt: skip
     known = [field.name for field in fields(ProfilerConfig)]
-    for name in values:
-        if name not in known:
-            close = nearest(name[:100], known)
-            hint = f"did you mean {close!r}?" if close else f"keys are {', '.join(known)}"
-            raise ConfigError(f"{FIELD} has no key {shown(name)} here", hint=hint, field=FIELD)
+    values = parse_object(FIELD, text, known, example='{"profiler": "torch", "torch_profiler_dir": "profiles"}')
     return ProfilerConfig(**{name: value for name, value in values.items() if value is not None})

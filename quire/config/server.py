@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.config.base import check_settings, setting
-from quire.config.overrides import parse_object
+from quire.config.json_object import parse_object
 from quire.errors import ConfigError
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from quire.config import QuireConfig
-from quire.config.overrides import NO_HF_FIELDS, parse_object
+from quire.config.json_object import parse_object
+from quire.config.overrides import NO_HF_FIELDS
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.engine.named_plugins import block_sizes
 from quire.engine.shipped_drafters import with_shipped_drafter

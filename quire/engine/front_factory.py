@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.config import ModelConfig, QuireConfig
-from quire.config.overrides import generation_values, parse_object
+from quire.config.json_object import parse_object
+from quire.config.overrides import generation_values
 from quire.core.sampling_params import SamplingParams
 from quire.engine.generation_defaults import GenerationDefaults, read_generation_defaults
 from quire.engine.input_processor import InputLimits, InputProcessor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.config import QuireConfig
-from quire.config.overrides import parse_object
+from quire.config.json_object import parse_object
 from quire.config.resolve import UsageContext
 from quire.core.wire import ONLY_REPLICA, ReplicaPlace
 from quire.engine.config_lookup import resolve_config

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from quire.config.overrides import parse_object
+from quire.config.json_object import parse_object
 from quire.config.server import ApiConfig
 from quire.core.inputs import TokensPrompt, parse_messages, parse_prompt
 from quire.engine.protocol import EngineClient

@@ -89,7 +89,7 @@ def test_a_profile_of_so_many_steps_ends_by_itself(tmp_path: Path):
     [
         ({"profiler_config": "[]"}, "not a JSON object"),
         ({"profiler_config": '{"profiler": "cuda"}'}, "not supported"),
-        ({"profiler_config": '{"torch_dir": "x"}'}, "no key"),
+        ({"profiler_config": '{"torch_dir": "x"}'}, "unknown key"),
         ({"profiler_config": '{"profiler": "torch"}'}, "missing"),
         ({"profile": "x", "profiler_config": '{"torch_profiler_dir": "y"}'}, "two ways"),
         ({"profile": "x", "tensor_parallel_size": 2}, "several ranks"),
