@@ -25,6 +25,7 @@ from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
+from quire.engine.data_parallel.rank_check import check_rank
 from quire.engine.data_parallel.replicas import Replicas, supervise
 from quire.engine.data_parallel.totals import TotalStats
 from quire.engine.front_end import FrontEnd, StepResult, Submission
@@ -38,7 +39,7 @@ from quire.engine.snapshots import continued, take_snapshot
 from quire.engine.step_logs import StepLogs
 from quire.engine.supervisor import Supervisor
 from quire.engine.weight_controls import WeightControls
-from quire.errors import EngineDeadError, QuireError, ValidationError
+from quire.errors import EngineDeadError, QuireError
 from quire.logger import get_logger
 from quire.structured_output.form_checker import FormChecker
 from quire.utils.fair_queue import FairThread
@@ -254,7 +255,7 @@ class AsyncLLM(WeightControls, EngineClient):
 
         rank = options.data_parallel_rank
         if rank is not None:
-            self._check_rank(rank)
+            check_rank(rank, self._indexes)
         form = sampling_params.structured_outputs
         is_long = isinstance(prompt, str) and len(prompt) > LONG_TEXT_CHARS
         if is_long or (form is not None and form.is_large):
@@ -289,7 +290,7 @@ class AsyncLLM(WeightControls, EngineClient):
     @property
     def data_parallel_size(self) -> int:
         """Replicas that serve, or will again."""
-        return 1 if isinstance(self._supervisor, Supervisor) else len(self._supervisor.indexes)
+        return len(self._indexes)
 
     @property
     def num_ready_replicas(self) -> int:
@@ -393,15 +394,10 @@ class AsyncLLM(WeightControls, EngineClient):
         self._supervisor.attach()
         return self._supervisor
 
-    def _check_rank(self, rank: int) -> None:
-        """Refuse a replica that is not there; raises `ValidationError`."""
-        if self._totals is not None and not isinstance(self._supervisor, Supervisor):
-            self._supervisor.check_rank(rank)
-        elif rank != 0:
-            raise ValidationError(
-                f"data_parallel_rank={rank}: this server has one replica, of rank 0",
-                hint="leave it out", field="data_parallel_rank",
-            )  # fmt: skip
+    @property
+    def _indexes(self) -> Sequence[int]:
+        """Numbers of the replicas that serve, or will again."""
+        return (0,) if isinstance(self._supervisor, Supervisor) else self._supervisor.indexes
 
     def _send(self, message: EngineCoreRequest, rank: int | None) -> None:
         if rank is not None and not isinstance(self._supervisor, Supervisor):

@@ -20,6 +20,7 @@ from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
 from quire.engine.core_launcher import CoreProcess
+from quire.engine.data_parallel.rank_check import check_rank
 from quire.engine.data_parallel.shared_service import SharedService
 from quire.engine.live_request import Listener, LiveRequest
 from quire.engine.supervisor import Supervisor
@@ -176,15 +177,6 @@ class Replicas:
             self._replicas[index].supervisor.tell(self._service.add(message, index))
         self._replicas[index].supervisor.add_request(message)
 
-    def check_rank(self, rank: int) -> None:
-        """Refuse a replica that is not there; raises `ValidationError`."""
-        if rank not in self.indexes:
-            raise ValidationError(
-                f"data_parallel_rank={rank} is not a replica of this server",
-                hint=f"use one of {', '.join(map(str, self.indexes))}, or leave it out",
-                field="data_parallel_rank",
-            )
-
     def message_of(self, handle: int) -> EngineCoreRequest | None:
         """As `Supervisor`."""
         index = self._placement.replica_of(handle)
@@ -232,7 +224,7 @@ class Replicas:
         """The replica for a request: that of the answers which share its prompt, the one it asks for, or the best."""
         allowed = [rank] if rank is not None else self._allowed()
         if rank is not None:
-            self.check_rank(rank)
+            check_rank(rank, self.indexes)
         together = None if message.fork_group is None else self._groups.get(message.fork_group)
         if together in self._replicas and message.fork_group != message.handle:
             allowed = [together]

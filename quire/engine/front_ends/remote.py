@@ -34,7 +34,7 @@ from quire.engine.front_ends.messages import (
 )
 from quire.engine.live_request import Listener
 from quire.engine.output_stream import noop
-from quire.errors import EngineDeadError, EngineRestartingError, ValidationError
+from quire.errors import EngineDeadError, EngineRestartingError
 from quire.utils.phases import Phases
 
 
@@ -129,15 +129,6 @@ class RemoteEngine:
         """As `Replicas.add_request`; what is wrong with it is sent later."""
         self._live[message.handle] = message
         self._link.send(PlaceRequest(message, rank))
-
-    def check_rank(self, rank: int) -> None:
-        """Refuse a replica that is not there; raises `ValidationError`."""
-        if rank not in self.indexes:
-            raise ValidationError(
-                f"data_parallel_rank={rank} is not a replica of this server",
-                hint=f"use one of {', '.join(map(str, self.indexes))}, or leave it out",
-                field="data_parallel_rank",
-            )
 
     def message_of(self, handle: int) -> EngineCoreRequest | None:
         """The message of a request that has not ended."""
