@@ -29,7 +29,7 @@ from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
 from quire.engine.spare_process import CORE_MODULE, SpareProcess
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
-from quire.utils.children import Child, describe_exit, start_module
+from quire.utils.children import Child, describe_exit, start_module, write_block
 from quire.utils.last_words import ASK, LastWords
 from quire.utils.phases import Phases
 
@@ -227,11 +227,7 @@ class CoreProcess:
         assert self._child is not None
         if self._is_closing:
             self._child.kill()
-        setup = msgspec.msgpack.encode(self._setup)
-        assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once: shown by its exit code
-            self._child.stdin.write(len(setup).to_bytes(8, "little") + setup)
-            self._child.stdin.flush()
+        write_block(self._child, msgspec.msgpack.encode(self._setup))
 
     def _greet(self) -> None:
         """Wait until the child has connected, then leave nothing on the disk."""

@@ -17,7 +17,7 @@ import msgspec
 
 from quire.errors import EngineDeadError
 from quire.executor.rank_proc import RankAnswer, RankSetup
-from quire.utils.children import Child, describe_exit, start_module
+from quire.utils.children import Child, describe_exit, start_module, write_block
 
 RANK_MODULE = "quire.executor.rank_proc"
 CLOSE_TIMEOUT_S = 5.0
@@ -105,19 +105,12 @@ class RankProcess:
         finally:
             os.close(child_fd)
         with os.fdopen(ready_fd, "rb") as answer:
-            self._send_setup(self._child)
+            write_block(self._child, msgspec.msgpack.encode(self._setup))
             data = answer.read()
         self._give(self._read(self._child, data))
         code = self._child.wait()
         if not self._is_closing:
             self._on_exit(self._setup.rank, f"rank {self._setup.rank} (process {self.pid}) {describe_exit(code)}")
-
-    def _send_setup(self, child: Child) -> None:
-        data = msgspec.msgpack.encode(self._setup)
-        assert child.stdin is not None, "a pipe"
-        with contextlib.suppress(BrokenPipeError):  # it died at once: shown by its exit code
-            child.stdin.write(len(data).to_bytes(8, "little") + data)
-            child.stdin.flush()
 
     def _read(self, child: Child, data: bytes) -> RankAnswer | EngineDeadError:
         try:

@@ -6,6 +6,7 @@ put that first by itself: files in the directory where Quire is started are neve
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -42,6 +43,14 @@ def start_module(module: str, *arguments: str, uses_current_directory: bool = Fa
     path = search_path(uses_current_directory=uses_current_directory)
     command = [sys.executable, "-c", BOOT, module, str(len(path)), *path, *arguments]
     return subprocess.Popen(command, **options)
+
+
+def write_block(child: Child, data: bytes) -> None:
+    """Send what `child_life.read_block` reads in the child; nothing where it has ended, as its exit code will say."""
+    assert child.stdin is not None, "a pipe"
+    with contextlib.suppress(OSError):
+        child.stdin.write(len(data).to_bytes(8, "little") + data)
+        child.stdin.flush()
 
 
 def start_file(python: str, path: Path, *arguments: str, **options: Any) -> Child:

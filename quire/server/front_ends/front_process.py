@@ -6,7 +6,6 @@ loop stands still, or that holds the ledger's lock while it is stopped, is kille
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -17,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from quire.config import QuireConfig
 from quire.config.server import ServerConfig
 from quire.engine.core_launcher import process_use
@@ -25,8 +26,8 @@ from quire.engine.front_ends.messages import ToOwner
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.logger import get_logger
 from quire.server.front_ends.ledger import Ledger, SlotWord
-from quire.server.front_ends.setup import CoresReady, FrontEndSetup, block_of
-from quire.utils.children import Child, describe_exit, start_module
+from quire.server.front_ends.setup import CoresReady, FrontEndSetup
+from quire.utils.children import Child, describe_exit, start_module, write_block
 
 MODULE = "quire.server.front_ends.process"
 POLL_S = 0.25
@@ -82,7 +83,7 @@ class FrontEndProcess:
         self._child: Child | None = None
         self.is_ended = self.is_noted = False
         self._hang: str | None = None
-        self._begin: bytes | None = None
+        self._begin: CoresReady | None = None
         self._connected = threading.Event()
         self._may_begin = threading.Event()
         self._detector = HangDetector(plan.config.supervision.hang_timeout_s)
@@ -99,7 +100,7 @@ class FrontEndProcess:
 
     def begin(self, ready: CoresReady) -> None:
         """The cores are ready: the front end may serve."""
-        self._begin = block_of(ready)
+        self._begin = ready
         self._may_begin.set()
 
     @property
@@ -165,18 +166,15 @@ class FrontEndProcess:
         )  # fmt: skip
 
     def _send_setup(self) -> None:
-        plan = self._plan
-        self._write(
-            block_of(
-                FrontEndSetup(
-                    config=plan.config, server=plan.server, logits_processors=plan.logits_processors, slot=self.slot,
-                    serial=self.serial, input_address=self.link.input_address, output_address=self.link.output_address,
-                    directory=str(plan.directory), connections_fd=self._child_end_fd, ledger_fd=plan.ledger.fd,
-                    parent_pid=os.getpid(),
-                )
-            )
-        )  # fmt: skip
         assert self._child is not None
+        plan = self._plan
+        setup = FrontEndSetup(
+            config=plan.config, server=plan.server, logits_processors=plan.logits_processors, slot=self.slot,
+            serial=self.serial, input_address=self.link.input_address, output_address=self.link.output_address,
+            directory=str(plan.directory), connections_fd=self._child_end_fd, ledger_fd=plan.ledger.fd,
+            parent_pid=os.getpid(),
+        )  # fmt: skip
+        write_block(self._child, msgspec.msgpack.encode(setup))
         deadline = time.monotonic() + HELLO_TIMEOUT_S
         while not self.link.wait_for_hello(POLL_S):
             if self._child.poll() is not None or time.monotonic() > deadline:
@@ -187,13 +185,8 @@ class FrontEndProcess:
         while not self._may_begin.wait(POLL_S):
             if self._child.poll() is not None:
                 return
-        self._write(self._begin or b"")
-
-    def _write(self, block: bytes) -> None:
-        assert self._child is not None and self._child.stdin is not None
-        with contextlib.suppress(OSError):  # it died at once: its exit code says so
-            self._child.stdin.write(block)
-            self._child.stdin.flush()
+        if self._begin is not None:  # it was not killed
+            write_block(self._child, msgspec.msgpack.encode(self._begin))
 
     def _watch(self) -> int:
         """Wait for the child's end; its exit code."""

@@ -46,9 +46,3 @@ class CoresReady(msgspec.Struct, frozen=True):
 
     num_blocks: int
     start_phases: list[tuple[str, float]] = []
-
-
-def block_of(message: FrontEndSetup | CoresReady) -> bytes:
-    """A message as `utils.child_life.read_block` reads it."""
-    data = msgspec.msgpack.encode(message)
-    return len(data).to_bytes(8, "little") + data
