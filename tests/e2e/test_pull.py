@@ -183,7 +183,10 @@ class Proxy:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        client, _ = self._listener.accept()
+        try:
+            client, _ = self._listener.accept()
+        except OSError:  # it was closed before anybody came
+            return
         threading.Thread(target=self._forward, args=(client, self._target, lambda data: data), daemon=True).start()
         self._forward(self._target, client, self._damage)
 
@@ -196,8 +199,8 @@ class Proxy:
 
     def _forward(self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
         try:
-            while (data := source.recv(65536)) and target.send(change(data)):
-                pass
+            while (data := source.recv(65536)) and (changed := change(data)):
+                target.sendall(changed)
         except OSError:
             pass
         for one in (source, target):

@@ -81,7 +81,7 @@ def test_a_core_shows_what_its_memory_is_for(engine: AsyncLLM, run: Run):
     async def looks() -> list[RankUsage]:
         await engine.check_health()
         watch, deadline = ProcessWatch(engine.core_processes), time.monotonic() + 60
-        while not (found := await watch.look()) or time.monotonic() > deadline:
+        while not (found := await watch.look()) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         return list(found)
 

@@ -194,7 +194,7 @@ def test_too_much_waiting_and_an_end_that_is_near_say_when_to_come_again():
         ending = post(server, MESSAGES, PLAIN)
         assert error_of(ending) == (503, "overloaded_error") and ending.headers["retry-after"] == "1"
         server.state.admission.is_draining = server.engine.holds = False
-        first.join(10)
+        first.join(60)
 
 
 @pytest.mark.parametrize("fails", ["fails_after", "dies_after"])
@@ -223,7 +223,7 @@ def test_an_answer_that_is_cut_from_outside_is_an_error_and_no_message():
         server.wait_until(lambda: len(server.engine.live) == 2)
         server.engine.aborted += list(server.engine.live)
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert all("overloaded_error" in answer.text for answer in answers) and len(answers) == 2
 
 

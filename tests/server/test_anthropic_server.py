@@ -53,7 +53,7 @@ def test_the_clients_request_id_names_the_message(server):
 def test_a_silent_stream_gets_comments_and_then_its_message():
     with RunningServer(ScriptedEngine(holds=True), sse_keep_alive_interval=1) as server:
         body = {**PLAIN, "stream": True}
-        with httpx.stream("POST", server.url + MESSAGES, json=body, timeout=20) as answer:
+        with httpx.stream("POST", server.url + MESSAGES, json=body, timeout=60) as answer:
             lines = answer.iter_lines()
             assert next(lines).startswith(":")
             server.engine.holds = False

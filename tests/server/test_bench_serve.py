@@ -234,7 +234,7 @@ class RawServer:
 
     def __exit__(self, *_: Any) -> None:
         self._loop.call_soon_threadsafe(self._ends.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _run(self) -> None:
         self._ends = asyncio.Event()

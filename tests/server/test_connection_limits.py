@@ -204,7 +204,7 @@ def test_a_client_that_sends_on_for_long_is_given_up(server, monkeypatch):
     with pytest.raises(OSError):
         ask(server, HEAD + b"connection: close\r\n", *LONG)
     monkeypatch.setattr("quire.server.http.lingering.LINGER_S", 0.05)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"no HTTP\r\n")
         server.wait_until(lambda: not server.server.server_state.connections)
 

@@ -80,7 +80,7 @@ class Prometheus:
     def __exit__(self, *_: Any) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -90,7 +90,7 @@ class Prometheus:
         """What an instant query finds; nothing while it does not answer."""
         assert self._process.poll() is None, (self._folder / "log").read_text()
         try:
-            answer = httpx.get(f"http://{self._address}/api/v1/query", params={"query": expression}, timeout=5)
+            answer = httpx.get(f"http://{self._address}/api/v1/query", params={"query": expression}, timeout=60)
         except httpx.TransportError:
             return []
         found: list[dict[str, Any]] = answer.json()["data"]["result"] if answer.status_code == 200 else []

@@ -273,7 +273,7 @@ def test_a_client_that_vanishes_while_it_waits_leaves_nothing_behind(server):
 
 def test_a_silent_stream_gets_comments_and_then_its_answer():
     with RunningServer(ScriptedEngine(holds=True), sse_keep_alive_interval=1) as server:
-        with httpx.stream("POST", server.url + CHAT, json={**HELLO, "stream": True}, timeout=20) as answer:
+        with httpx.stream("POST", server.url + CHAT, json={**HELLO, "stream": True}, timeout=60) as answer:
             parts = answer.iter_text()
             assert next(parts) == ": keep-alive\n\n"
             server.engine.holds = False

@@ -35,7 +35,7 @@ def server() -> Iterator[RunningServer]:
 
 def post_at_once(server: RunningServer, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
     async def post_all() -> list[httpx.Response]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
             return await asyncio.gather(*(client.post("/v1/responses", json=body) for body in bodies))
 
     return asyncio.run(post_all())

@@ -346,7 +346,7 @@ def test_a_server_whose_engine_has_stopped_for_good_ends(monkeypatch):
     monkeypatch.setattr(launcher, "DEAD_NOTICE_S", 0.05)
     with RunningServer(ScriptedEngine(dies_after=1)) as server:
         assert events(post(server, CHAT, {**HELLO, "stream": True}))[-1]["error"]["code"] == 503
-        server._thread.join(10)
+        server._thread.join(60)
         assert not server._thread.is_alive()
 
 
@@ -380,7 +380,7 @@ def test_draining_refuses_new_work_and_lets_streams_finish():
         engine.holds = False
         thread.join()
         assert events(results[0])[-1]["choices"][0]["finish_reason"] == "length"
-        server._thread.join(10)
+        server._thread.join(60)
         assert not server._thread.is_alive()
 
 
@@ -394,7 +394,7 @@ def test_after_the_deadline_streams_end_well_formed():
         for thread in threads:
             thread.join()
         assert [events(one)[-1]["choices"][0]["finish_reason"] for one in results] == ["abort", "abort"]
-        server._thread.join(10)
+        server._thread.join(60)
         assert not server._thread.is_alive()
 
 
@@ -406,9 +406,9 @@ def test_a_second_signal_ends_at_once_with_final_events_and_no_traceback(caplog)
         server.wait_until(lambda: engine.live)
         server.server.handle_exit(15, None)
         server.server.handle_exit(15, None)
-        server._thread.join(10)
+        server._thread.join(60)
         assert not server._thread.is_alive()
-        thread.join(10)
+        thread.join(60)
     assert events(results[0])[-1]["choices"][0]["finish_reason"] == "abort"
     assert "exiting immediately: aborting 1 unfinished requests" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -434,9 +434,9 @@ def test_what_cannot_be_ended_well_is_cut_and_counted(caplog, monkeypatch):
         server.wait_until(lambda: engine.live)
         server.server.handle_exit(15, None)
         server.server.handle_exit(15, None)
-        server._thread.join(10)
+        server._thread.join(60)
         assert not server._thread.is_alive()
-        thread.join(10)
+        thread.join(60)
         assert not engine.live
     assert isinstance(results[0], httpx.HTTPError)
     assert "1 responses were truncated" in caplog.text

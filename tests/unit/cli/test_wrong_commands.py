@@ -16,17 +16,24 @@ from tests.unit.cli.wrong_commands import WRONG, make_files
 ROOT = Path(__file__).parents[3]
 # Runs many command lines in one process: each one's exit status, output, CPU seconds, and what it imported or started.
 RUNNER = """
-import contextlib, io, json, os, sys, time
+import contextlib, io, json, os, signal, sys, time
 from quire.cli.main import main
+
+def give_up(*_):
+    raise RuntimeError("it is not wrong, or hangs")
+
+signal.signal(signal.SIGALRM, give_up)
 results = []
 for argv in json.load(sys.stdin):
     out, start = io.StringIO(), time.process_time() + sum(os.times()[2:4])
     sys.argv[1:] = argv
+    signal.alarm(60)
     try:
         with contextlib.redirect_stderr(out):
             status = main(argv)
     except BaseException as error:
         status = repr(error)
+    signal.alarm(0)
     seconds = time.process_time() + sum(os.times()[2:4]) - start
     heavy = [name for name in ("torch", "fastapi", "quire.engine.core_proc") if name in sys.modules]
     results.append([status, out.getvalue(), seconds, heavy])
@@ -45,6 +52,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object,
     lines = [
         [word.format_map({**files, "": "{}"}) if "{}" not in word else word for word in line.split()] for line in WRONG
     ]
+    for words in lines:
+        if words[0] == "serve" and not {"--port", "--host"} & {*words}:
+            words[1:1] = ["--port", "0"]  # something else may listen on 8000
     done = subprocess.run(
         [sys.executable, "-c", RUNNER], cwd=ROOT, env=environment(), input=json.dumps(lines), capture_output=True,
         text=True, check=True, timeout=300,

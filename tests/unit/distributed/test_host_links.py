@@ -162,7 +162,7 @@ def test_a_rank_of_another_group_is_refused():
     listeners = [HostListener(), HostListener()]
     addresses = [(one.address, one.port) for one in listeners]
     plans = [HostPlan([0, 1], addresses, new_key()) for _ in range(2)]
-    first, second = both(lambda rank: connect_hosts(plans[rank], rank, listeners[rank], 0.3))
+    first, second = both(lambda rank: connect_hosts(plans[rank], rank, listeners[rank], 30))
     assert "rank 0 was refused by rank 1" in first.message and "rank 1 was refused by rank 0" in second.message
 
 
