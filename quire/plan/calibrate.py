@@ -32,6 +32,8 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 USERS = (2, 4, 8, 16, 32)
 PREFIX_SHARE, PREFIX_TOKENS = 0.25, 256
 SETTLE_S = 0.4
+BURST_S = 2e-3
+"""Requests that are sent so soon after each other came at once: the front end took in one after the other."""
 
 
 def calibrate(config: QuireConfig, seconds: float, note: Callable[[str], None] = lambda line: None) -> Calibration:
@@ -60,6 +62,7 @@ def calibrate(config: QuireConfig, seconds: float, note: Callable[[str], None] =
     note(f"{len(observed.steps)} steps observed")
     return fit(
         observed.steps, _waits(observed, clients[0].timings), _deliveries(observed, clients[0].timings),
+        request_each_s=_seconds_each([timing for client in clients for timing in client.timings.values()]),
         model=engine.config.model.served_model_name or engine.config.model.model, machine=machine_name(),
         setup=recording.head.setup, num_threads=engine.config.device.num_threads or 0, num_replicas=num_replicas,
     )  # fmt: skip
@@ -177,6 +180,13 @@ def _waits(observed: Observed, timings: dict[str, Timing]) -> list[float]:
         if not is_busy:
             waits.append(queued_s - sent_s)
     return waits
+
+
+def _seconds_each(timings: list[Timing]) -> float:
+    """Seconds after which the next of several requests that come at once is taken in."""
+    gaps = np.diff(sorted(timing.sent_s for timing in timings))
+    bursts = gaps[gaps < BURST_S]
+    return float(np.median(bursts)) if len(bursts) else 0.0
 
 
 def _deliveries(observed: Observed, timings: dict[str, Timing]) -> list[tuple[int, float]]:

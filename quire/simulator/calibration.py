@@ -25,7 +25,7 @@ from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.costs import StepShape
 from quire.simulator.observed import StepSample
 
-VERSION = 2
+VERSION = 3
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384)
 MIN_STEPS = 50
 FIT_ROUNDS = 4
@@ -43,6 +43,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             request, per earlier token of a prompt.
         gap_s: constant, per row, per new request.
         request_wait_s: from a client's call to the queue.
+        request_each_s: after which the next of several requests that come at once is queued.
         delivery_s: constant, and per token of the step.
         quiet_ratios, prompt_ratios: (seconds since the first step, measured over fitted seconds), of steps without and
             with prompts, in order.
@@ -64,6 +65,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     prompt_context_s: float
     gap_s: tuple[float, float, float]
     request_wait_s: float
+    request_each_s: float
     delivery_s: tuple[float, float]
     quiet_ratios: list[tuple[float, float]]
     prompt_ratios: list[tuple[float, float]]
@@ -129,6 +131,11 @@ class CalibratedCosts:
         """Seconds from a client's call to the queue."""
         return self._calibration.request_wait_s
 
+    @property
+    def request_each_s(self) -> float:
+        """Seconds between requests that come at once."""
+        return self._calibration.request_each_s
+
     def delivery_seconds(self, num_tokens: int) -> float:
         """Seconds from a step's end to its tokens' delivery."""
         constant, per_token = self._calibration.delivery_s
@@ -164,6 +171,7 @@ def fit(
     waits_s: Sequence[float],
     deliveries: Sequence[tuple[int, float]],
     *,
+    request_each_s: float,
     model: str,
     machine: str,
     setup: SchedulerSetup,
@@ -174,6 +182,7 @@ def fit(
 
     Args:
         waits_s: seconds from clients' calls to the queue.
+        request_each_s: as of `Calibration`.
         deliveries: (tokens of a step, mean seconds from its end to their delivery).
 
     Raises:
@@ -205,7 +214,7 @@ def fit(
     return Calibration(
         version=VERSION, model=model, machine=machine, knots=knots, knot_s=knot_s, sampling_s=sampling_s,
         context_s=context_s, pair_s=pair_s, new_s=new_s, prompt_context_s=prompt_context_s, gap_s=_fit_gaps(gaps),
-        request_wait_s=float(np.median(waits_s)), delivery_s=_fit_line(deliveries),
+        request_wait_s=float(np.median(waits_s)), request_each_s=request_each_s, delivery_s=_fit_line(deliveries),
         quiet_ratios=_series(times[~has_prompt], ratios[~has_prompt]),
         prompt_ratios=_series(times[has_prompt], ratios[has_prompt]),
         num_steps=len(steps), median_error=float(np.median(np.abs(ratios - 1))), setup=setup,

@@ -63,5 +63,9 @@ class CostModel(Protocol):
     def request_s(self) -> float:
         """Seconds from a client's call to the request's being queued."""
 
+    @property
+    def request_each_s(self) -> float:
+        """Seconds after which the next of several requests that come at once is queued."""
+
     def delivery_seconds(self, num_tokens: int) -> float:
         """Seconds from a step's end to its `num_tokens` tokens' being in their clients' hands."""

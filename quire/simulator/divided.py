@@ -39,6 +39,11 @@ class DividedCosts:
         """Seconds from a client's call to the queue."""
         return self._measured.request_s
 
+    @property
+    def request_each_s(self) -> float:
+        """Seconds between requests that come at once."""
+        return self._measured.request_each_s
+
     def delivery_seconds(self, num_tokens: int) -> float:
         """Seconds from a step's end to its tokens' delivery."""
         return self._measured.delivery_seconds(num_tokens)

@@ -18,7 +18,7 @@ from quire.scheduler.placement import Placement
 from quire.scheduler.setup import SchedulerSetup
 from quire.simulator.costs import CostModel
 from quire.simulator.drafts import Speculation
-from quire.simulator.replica import Replica
+from quire.simulator.replica import FrontEnd, Replica
 from quire.simulator.results import Results
 from quire.simulator.workload import SimRequest
 from quire.utils.children import forked_pool
@@ -63,8 +63,13 @@ def simulate(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
     if setup.routing == "round-robin" and min(setup.num_processes, setup.num_replicas) > 1:
         return _in_processes(setup, requests)
     router = ROUTERS[setup.routing]()
+    costs = [setup.costs() for _ in range(setup.num_replicas)]
+    front_ends = [FrontEnd(one) for one in costs]
+    if setup.routing == "data-parallel":
+        front_ends = front_ends[:1] * setup.num_replicas
     replicas = [
-        Replica(setup.scheduler, setup.costs(), len(requests), setup.speculation) for _ in range(setup.num_replicas)
+        Replica(setup.scheduler, one, front_end, len(requests), setup.speculation)
+        for one, front_end in zip(costs, front_ends, strict=True)
     ]
     for number, request in enumerate(requests):
         if len(replicas) == 1:
@@ -91,7 +96,8 @@ def _in_processes(setup: FleetSetup, requests: Sequence[SimRequest]) -> Results:
 
 
 def _run_part(setup: FleetSetup, part: Sequence[tuple[int, SimRequest]]) -> Results:
-    replica = Replica(setup.scheduler, setup.costs(), len(part), setup.speculation)
+    costs = setup.costs()
+    replica = Replica(setup.scheduler, costs, FrontEnd(costs), len(part), setup.speculation)
     for number, (_, request) in enumerate(part):
         replica.submit(number, request)
     replica.finish()

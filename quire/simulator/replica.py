@@ -23,10 +23,26 @@ from quire.simulator.results import Results
 from quire.simulator.workload import SimRequest, stream_tokens
 
 
+class FrontEnd:
+    """Takes in one request after the other: of those that come at once the first may be in a step before the last is
+    queued.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        self._wait_s, self._each_s = costs.request_s, costs.request_each_s
+        self._last_s = -np.inf
+
+    def queued_s(self, arrival_s: float) -> float:
+        """When a request that a client sends at `arrival_s` is queued; requests come in the order of their arrival."""
+        self._last_s = max(arrival_s + self._wait_s, self._last_s + self._each_s)
+        return self._last_s
+
+
 class Replica:
     """An engine that serves requests given in the order of their arrival.
 
     Args:
+        front_end: where its requests come in.
         speculation: what is assumed of drafts; None = there are none.
 
     Attributes:
@@ -37,11 +53,17 @@ class Replica:
     """
 
     def __init__(
-        self, setup: SchedulerSetup, costs: CostModel, capacity: int, speculation: Speculation | None = None
+        self,
+        setup: SchedulerSetup,
+        costs: CostModel,
+        front_end: FrontEnd,
+        capacity: int,
+        speculation: Speculation | None = None,
     ) -> None:
         self.now_s = 0.0
         self.results = Results(capacity)
         self._costs = costs
+        self._front_end = front_end
         self._has_cache = setup.cache.enable_prefix_caching  # without it tokens are not read
         proposer = None if speculation is None else AssumedDrafts(speculation, self._tokens_of)
         setup = dataclasses.replace(setup, has_proposer=proposer is not None)
@@ -55,7 +77,7 @@ class Replica:
 
     def submit(self, number: int, request: SimRequest) -> None:
         """A client sends a request; it is queued after the front-end's time for it."""
-        self._arrivals.append((request.arrival_s + self._costs.request_s, number, request))
+        self._arrivals.append((self._front_end.queued_s(request.arrival_s), number, request))
         self.results.sent(number, request.arrival_s, request.prompt_len)
         self.num_unfinished += 1
 

@@ -40,6 +40,7 @@ class Assumptions:
         step_s: seconds of a step beside the layers: launches, sampling.
         gap_s: seconds between steps: planning and messages.
         request_s: seconds from a client's call to the queue.
+        request_each_s: seconds between requests that come at once.
         delivery_s, delivery_token_s: seconds of a step's delivery, and of each token in it.
         memory_use: share of the memory for weights and KV cache.
         workspace: bytes of each device for activations.
@@ -53,6 +54,7 @@ class Assumptions:
     step_s: float = 1e-3
     gap_s: float = 0.3e-3
     request_s: float = 1e-3
+    request_each_s: float = 0.1e-3
     delivery_s: float = 0.5e-3
     delivery_token_s: float = 10e-6
     memory_use: float = 0.9
@@ -128,6 +130,11 @@ class Roofline:
     def request_s(self) -> float:
         """Seconds from a client's call to the queue."""
         return self.assumptions.request_s
+
+    @property
+    def request_each_s(self) -> float:
+        """Seconds between requests that come at once."""
+        return self.assumptions.request_each_s
 
     def rank_weight_bytes(self, stage: int) -> float:
         """That the largest rank of a stage keeps."""

@@ -103,7 +103,8 @@ def test_settings_and_routing_are_compared(capsys, model):
 def test_a_flight_recording_is_a_trace_and_a_calibration_a_cost_model(capsys, tmp_path):
     record_some(tmp_path / "recording")
     calibration = fit(
-        samples(300, 0.01), [0.001], [(1, 1e-4), (2, 1e-4)], model="m", machine="here", setup=make_setup()
+        samples(300, 0.01), [0.001], [(1, 1e-4), (2, 1e-4)], request_each_s=1e-4,
+        model="m", machine="here", setup=make_setup()
     )  # fmt: skip
     save_calibration(calibration, tmp_path / "c.json")
     answer = plan(capsys, "--calibration", str(tmp_path / "c.json"), "--trace", str(tmp_path / "recording"))
@@ -113,7 +114,8 @@ def test_a_flight_recording_is_a_trace_and_a_calibration_a_cost_model(capsys, tm
 
 def test_a_calibration_is_planned_over_ranks(capsys, model, tmp_path):
     calibration = fit(
-        samples(300, 0.0), [0.001], [(1, 1e-4), (2, 1e-4)], model="m", machine="here", setup=make_setup(), num_threads=2
+        samples(300, 0.0), [0.001], [(1, 1e-4), (2, 1e-4)], request_each_s=1e-4,
+        model="m", machine="here", setup=make_setup(), num_threads=2
     )  # fmt: skip
     save_calibration(calibration, tmp_path / "c.json")
     ranks = ["--calibration", str(tmp_path / "c.json"), "--model", model, "-tp", "2", *LOAD]

@@ -146,7 +146,15 @@ def test_every_interconnect_says_where_its_figures_are_from():
 
 
 def test_a_calibration_is_divided_by_cores_and_pays_for_exchanges():
-    calibration = fit(samples(300, 0.0), [0.001], [(1, 1e-4), (2, 1e-4)], model="m", machine="here", setup=make_setup())
+    calibration = fit(
+        samples(300, 0.0),
+        [0.001],
+        [(1, 1e-4), (2, 1e-4)],
+        request_each_s=1e-4,
+        model="m",
+        machine="here",
+        setup=make_setup(),
+    )
     link = INTERCONNECTS["shared-memory"]
     exchanges = Exchanges(arch(), Division(num_ranks=2), 2, link, link)
     shape = decode(8, 4000)
@@ -254,7 +262,7 @@ def samples(count: int, noise: float) -> list[StepSample]:
 def test_a_fit_finds_the_costs_that_made_its_steps(tmp_path):
     calibration = fit(
         samples(3000, 0.05), [0.001, 0.003, 0.002], [(n, 2e-4 + 1e-5 * n) for n in range(1, 40)],
-        model="m", machine="here", setup=make_setup(),
+        request_each_s=1e-4, model="m", machine="here", setup=make_setup(),
     )  # fmt: skip
     for one in samples(200, 0.0):
         assert calibration.fitted_seconds(one.shape) == pytest.approx(true_seconds(one.shape), rel=0.05)
@@ -276,7 +284,7 @@ def test_earlier_tokens_of_prompts_have_a_cost_of_their_own():
         if step.shape.num_prompt_tokens:
             shape = dataclasses.replace(step.shape, prompt_context=int(rng.integers(0, 4000)))
             steps[place] = dataclasses.replace(step, shape=shape, seconds=step.seconds + 2e-6 * shape.prompt_context)
-    calibration = fit(steps, [0.001], [(1, 2e-4)], model="m", machine="here", setup=make_setup())
+    calibration = fit(steps, [0.001], [(1, 2e-4)], request_each_s=1e-4, model="m", machine="here", setup=make_setup())
     assert calibration.prompt_context_s == pytest.approx(2e-6, rel=0.01)
 
 
@@ -285,7 +293,7 @@ def test_a_slow_stretch_of_the_machine_is_a_stretch_in_simulations():
         dataclasses.replace(step, end_s=0.01 * place, seconds=step.seconds * (1.9 if place % 1000 >= 800 else 1.0))
         for place, step in enumerate(samples(4000, 0.0))
     ]  # fmt: skip
-    calibration = fit(steps, [0.001], [(1, 2e-4)], model="m", machine="here", setup=make_setup())
+    calibration = fit(steps, [0.001], [(1, 2e-4)], request_each_s=1e-4, model="m", machine="here", setup=make_setup())
     costs = CalibratedCosts(calibration, seed=1)
     is_slow = np.array([costs.step_seconds(decode(10, 1000)) for _ in range(5000)])
     is_slow = is_slow > 1.3 * np.median(is_slow)
@@ -295,7 +303,7 @@ def test_a_slow_stretch_of_the_machine_is_a_stretch_in_simulations():
 
 def test_too_little_to_fit_is_said():
     with pytest.raises(ValidationError, match="12 steps were observed"):
-        fit(samples(12, 0.0), [0.1], [(1, 0.1)], model="m", machine="here", setup=make_setup())
+        fit(samples(12, 0.0), [0.1], [(1, 0.1)], request_each_s=1e-4, model="m", machine="here", setup=make_setup())
 
 
 def test_what_is_no_calibration_is_refused(tmp_path):

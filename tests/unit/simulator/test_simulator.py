@@ -21,11 +21,17 @@ class EvenCosts:
     """Each step takes as long as it is told, and so much more for each token."""
 
     def __init__(
-        self, step_s: float = 0.1, token_s: float = 0.0, request_s: float = 0.0, delivery_s: float = 0.0
+        self,
+        step_s: float = 0.1,
+        token_s: float = 0.0,
+        request_s: float = 0.0,
+        request_each_s: float = 0.0,
+        delivery_s: float = 0.0,
     ) -> None:
         self.step_s = step_s
         self.token_s = token_s
         self.request_s = request_s
+        self.request_each_s = request_each_s
         self.delivery_s = delivery_s
 
     def step_seconds(self, shape: StepShape) -> float:
@@ -76,6 +82,15 @@ def test_one_request_takes_its_steps_and_what_is_around_them():
     assert results.e2e_s == pytest.approx([0.5 + 0.2 + 4 * 0.11 + 0.25])
     assert results.tpot_s == pytest.approx([0.11])
     assert results.num_tokens.tolist() == [5]
+
+
+@pytest.mark.parametrize(("routing", "ends"), [("round-robin", [0.1, 0.1, 0.2]), ("data-parallel", [0.1, 0.11, 0.2])])
+def test_requests_that_come_at_once_are_taken_in_one_after_the_other(routing: str, ends: list[float]):
+    """By one front end of all replicas, or by each replica's own."""
+    costs = EvenCosts(0.1, request_each_s=0.01)
+    setup = dataclasses.replace(fleet(2, costs), routing=routing)
+    results = simulate(setup, [request(0.0, output_len=1, stream=n) for n in range(3)])
+    assert results.first_s == pytest.approx(ends)
 
 
 def test_a_request_that_comes_during_a_step_waits_for_its_end():
