@@ -22,6 +22,7 @@ from quire.core.model_drafts import DraftRequest, RowDrafts
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.executor.base import Executor
+from quire.utils.replaced import replaced
 
 _NO_DRAFTS = np.empty(0, dtype=np.int32)
 
@@ -166,7 +167,7 @@ class DraftingExecutor(Executor):
         scheduler_output = self._proposer.mark(scheduler_output)
         request = self._proposer.request(scheduler_output)
         if request is not None:
-            scheduler_output = dataclasses.replace(scheduler_output, draft_request=request)
+            scheduler_output = replaced(scheduler_output, draft_request=request)
         return self._executor.execute_model(scheduler_output)
 
     def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:
@@ -174,7 +175,7 @@ class DraftingExecutor(Executor):
         output = self._executor.sample_tokens(computed, grammar)
         if output.proposals is not None:
             self._proposer.take_in(output.proposals)
-            output = dataclasses.replace(output, proposals=None)  # taken: they are no part of a recording
+            output = replaced(output, proposals=None)  # taken: they are no part of a recording
         return output
 
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -199,6 +199,9 @@ class Drafts:
             ends = np.cumsum(counts)
             token_ids = token_ids[np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)]
         missing = self._kv.num_missing_blocks(rows, self._table.num_tokens[rows] + counts)
+        if self._kv.can_take_back and not missing.any():  # nearly always: the row's last block has room
+            plan.add_drafts(rows, counts, token_ids)
+            return
         has_room = len(token_ids) <= self._kv.num_draft_tokens(plan.budget.num_left)
         if has_room and self._kv.has_room_for_drafts(missing, counts):
             states = self._kv.add_draft_states(rows, counts)

@@ -106,10 +106,10 @@ class StepPlan:
         rows: np.ndarray,
         counts: np.ndarray,
         token_ids: np.ndarray,
-        new_blocks: tuple[NewBlocks, ...],
+        new_blocks: tuple[NewBlocks, ...] = (),
         states: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Plan draft tokens behind the token that running rows compute, and the blocks they were given.
+        """Plan draft tokens behind the token that running rows compute, and the blocks they were given, if any.
 
         Args:
             rows, counts: [num_rows] distinct rows, and how many drafts each has, at least 1.

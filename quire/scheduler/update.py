@@ -55,8 +55,10 @@ def keep_alive(
     if starts is not None:
         counts = np.diff(starts)
         assert (counts <= scheduled.num_logits()).all(), "a row of logits gives at most one token"
+        turns = np.arange(starts[-1])
+        if len(rows) > 1:
+            turns -= np.repeat(starts[:-1], counts)
         rows, is_alive = np.repeat(rows, counts), np.repeat(is_alive, counts)
-        turns = np.arange(len(rows)) - np.repeat(starts[:-1], counts)
     return select_sampled(Sampled(rows, output.sampled_token_ids, output.logprobs, turns), is_alive)
 
 

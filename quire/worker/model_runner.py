@@ -31,6 +31,7 @@ from quire.core.scheduler_output import SchedulerOutput
 from quire.models.interfaces import CausalLM
 from quire.sample.ops.interface import SamplingOps
 from quire.sample.states import SamplingStates
+from quire.utils.replaced import replaced
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.block_transfers import BlockTransfers, CopyTimes, no_copies
@@ -188,7 +189,7 @@ class ModelRunner:
                 assert self._kept_tokens is not None and output.sampled_start_loc is not None, "it was sampled"
                 batch, hidden = along_paths(batch, hidden, self._kept_tokens, output.sampled_start_loc)
             drafts = self._draft_step.run(batch, hidden, output, computed.draft_request)
-            output = dataclasses.replace(output, proposals=drafts, drafting_s=time.perf_counter() - start)
+            output = replaced(output, proposals=drafts, drafting_s=time.perf_counter() - start)
         if computed.is_capture:
             output = dataclasses.replace(output, is_capture=True)
         if self._kv_tier is not None:

@@ -28,6 +28,11 @@ def prepare_inputs(
     if scheduled.total_num_scheduled_tokens == len(counts):  # a token each
         query_start_loc = np.arange(len(counts) + 1, dtype=np.int32)
         token_positions, token_rows = scheduled.num_computed_tokens.astype(np.int64), scheduled.rows
+    elif len(counts) == 1:
+        num_tokens, first = int(counts[0]), int(scheduled.num_computed_tokens[0])
+        query_start_loc = np.array([0, num_tokens], dtype=np.int32)
+        token_positions = np.arange(first, first + num_tokens, dtype=np.int64)
+        token_rows = np.repeat(scheduled.rows, num_tokens)
     else:
         query_start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
@@ -50,10 +55,15 @@ def prepare_inputs(
             )  # fmt: skip
         num_drafts = scheduled.drafts.counts[sampling]
         sampling_positions = sampling_positions - num_drafts
-        logits_start_loc = np.zeros(len(num_drafts) + 1, dtype=np.int32)
-        np.cumsum(1 + num_drafts, out=logits_start_loc[1:])
-        shifts = logits_indices - num_drafts - logits_start_loc[:-1]
-        logits_indices = np.arange(logits_start_loc[-1]) + np.repeat(shifts, 1 + num_drafts)
+        if len(num_drafts) == 1:
+            num_lines, end = 1 + int(num_drafts[0]), int(logits_indices[0]) + 1
+            logits_start_loc = np.array([0, num_lines], dtype=np.int32)
+            logits_indices = np.arange(end - num_lines, end)
+        else:
+            logits_start_loc = np.zeros(len(num_drafts) + 1, dtype=np.int32)
+            np.cumsum(1 + num_drafts, out=logits_start_loc[1:])
+            shifts = logits_indices - num_drafts - logits_start_loc[:-1]
+            logits_indices = np.arange(logits_start_loc[-1]) + np.repeat(shifts, 1 + num_drafts)
         if scheduled.drafts.is_of_model is not None:
             is_own_draft = scheduled.drafts.is_of_model[sampling] | (num_drafts == 0)
         token_state_blocks = _before_drafts(scheduled.drafts, query_start_loc, draft_states)

@@ -57,6 +57,10 @@ class RequestStates:
 
     def write_drafts(self, rows: np.ndarray, seq_lens: np.ndarray, drafts: DraftTokens) -> None:
         """Put draft tokens at the end of the `seq_lens` ([num_reqs]) tokens that a step computes."""
+        if len(rows) == 1:
+            end = int(seq_lens[0])
+            self.token_ids[int(rows[0]), end - len(drafts.token_ids) : end] = drafts.token_ids
+            return
         first_of_row = np.cumsum(drafts.counts) - drafts.counts
         shifts = seq_lens - drafts.counts - first_of_row
         positions = np.arange(len(drafts.token_ids)) + np.repeat(shifts, drafts.counts)

@@ -43,10 +43,12 @@ class FeatureHead(nn.Module, ABC):
     Attributes:
         aux_layers: the features are made from the residual stream before these layers of the target; empty = from its
             final hidden states.
+        num_places: tokens that a feature says something of.
         is_native: `forward` computes nothing beside the kernels of `LayerKernels`, so that it can be captured.
     """
 
     aux_layers: tuple[int, ...] = ()
+    num_places = 1
     is_native = False
 
     def __init__(self, build: BuildContext, target: DecoderForCausalLM) -> None:
@@ -58,9 +60,9 @@ class FeatureHead(nn.Module, ABC):
         self.__dict__["target"] = target  # its weights are not this module's
 
     @property
-    def hidden_size(self) -> int:
-        """Elements of a feature."""
-        return self.arch.hidden_size
+    def hidden_shape(self) -> tuple[int, ...]:
+        """Of a feature."""
+        return (self.arch.hidden_size,)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] -> [num_tokens, hidden_size] as the target embeds them."""

@@ -19,9 +19,9 @@ from quire.worker.block_tables import BlockTables
 
 
 class ChainTokens(NamedTuple):
-    """[num_passes, n] ids of the likeliest tokens, int32, -1 = none, and how likely they are, float32, 0 to 1.
+    """Ids of the likeliest tokens, int32, -1 = none, and how likely they are, float32, 0 to 1.
 
-    Those behind a row's last draft mean nothing. Valid until the next chain.
+    Both are [num_passes, n * num_places], valid until the next chain. Those behind a row's last draft mean nothing.
     """
 
     token_ids: np.ndarray
@@ -32,27 +32,33 @@ class ChainModel(Protocol):
     """What is captured.
 
     Attributes:
-        hidden_size, dtype: of hidden states.
+        hidden_shape, dtype: of what is given of a row.
+        num_places: tokens of a row that a pass gives; more than one only where there is one pass.
     """
 
     @property
-    def hidden_size(self) -> int:
-        """Elements of a hidden state."""
+    def hidden_shape(self) -> tuple[int, ...]:
+        """Of what is given of a row."""
+        ...
+
+    @property
+    def num_places(self) -> int:
+        """Tokens of a row that a pass gives."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of hidden states."""
+        """Of what is given of a row."""
         ...
 
     def forward(
         self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """[n, hidden_size] of a token of each row, from what was computed of the one before it."""
+        """[n, *hidden_shape] of a token of each row, from what was computed of the one before it."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32."""
+        """[n, *hidden_shape] -> [n * num_places, vocab_size] float32, of one row's places, then of the next row's."""
         ...
 
 
@@ -70,7 +76,7 @@ class DraftChains(ABC):
         """Draft for some rows; None = not these, each pass has to be a call.
 
         Args:
-            hidden: [n, hidden_size]; what was computed of each row's newest token.
+            hidden: [n, *hidden_shape]; what was computed of each row's newest token.
             rows: [n], distinct.
             positions: [n] integers; at which the first drafts are computed. Keys and values lie at positions' slots.
             most: [n] integers, at least 1; drafts that each row wants: as many but one are computed.

@@ -2,7 +2,7 @@
 
 Made with a drafting model, called in its place behind the pass that computes what is missing. Owns the graphs, their
 inputs at fixed addresses and the arena of their results. Of each number of rows there is one chain; its pass i gives
-token i, and takes in token i - 1:
+token i, and takes in token i - 1 (heads that draft all tokens at once have one pass, with a line for each):
 
     logits of the hidden states that are given -> token 0
     token 0 at `positions` -> hidden states, logits -> token 1
@@ -57,11 +57,11 @@ class RecordedChains(DraftChains):
         self._attention = attention
         self._block_tables = block_tables
         self._num_drafts = num_drafts
-        rows = self._max_rows = min(MAX_ROWS, len(block_tables.tables[0]), attention.num_blocks)
+        rows = self._max_rows = min(MAX_ROWS, len(block_tables.tables[0]))
         self._arena = GraphArena(RECORDED_STEPS_BYTES)
         self._graphs: dict[int, list[StepGraph]] = {}
-        self._tokens = StepChain(runtime, num_drafts, rows)
-        self._hidden = torch.zeros(rows, model.hidden_size, dtype=model.dtype)
+        self._tokens = StepChain(runtime, num_drafts, rows * model.num_places)
+        self._hidden = torch.zeros(rows, *model.hidden_shape, dtype=model.dtype)
         self._query_start_loc = np.arange(rows + 1, dtype=np.int32)
         # Of each pass but the first.
         self._positions = np.zeros((num_drafts, rows), dtype=np.int64)
@@ -74,7 +74,8 @@ class RecordedChains(DraftChains):
     def capture(self, seconds: float) -> None:
         """As `DraftChains`, on blocks that no request has yet."""
         end = time.perf_counter() + seconds
-        for num_rows in range(1, self._max_rows + 1):
+        num_blocks = self._attention.num_blocks if self._num_drafts > 1 else self._max_rows
+        for num_rows in range(1, min(self._max_rows, num_blocks) + 1):
             if not self._capture(num_rows) or time.perf_counter() >= end:
                 return
 
@@ -87,13 +88,14 @@ class RecordedChains(DraftChains):
         if graphs is None or self._runtime.is_profiled:
             return None
         self._hidden[:n].copy_(hidden)
-        self._load(rows, positions, most)
+        if len(graphs) > 1:
+            self._load(rows, positions, most)
         num_run = self._tokens.replay(graphs, most, least_chance)
-        return self._found(num_run, n)
+        return self._found(num_run, n * self._model.num_places)
 
-    def _found(self, num_run: int, num_rows: int) -> ChainTokens:
-        scores = np.minimum(np.exp(self._tokens.logprobs[:num_run, :num_rows]), np.float32(1.0))
-        token_ids = self._tokens.token_ids[:num_run, :num_rows]
+    def _found(self, num_run: int, num_lines: int) -> ChainTokens:
+        scores = np.minimum(np.exp(self._tokens.logprobs[:num_run, :num_lines]), np.float32(1.0))
+        token_ids = self._tokens.token_ids[:num_run, :num_lines]
         is_number = scores > 0  # NaN is not
         if not is_number.all():
             scores, token_ids = np.where(is_number, scores, 0.0), np.where(is_number, token_ids, -1)
@@ -126,14 +128,14 @@ class RecordedChains(DraftChains):
         if watch.names or self._arena.has_overflowed:
             logger.debug("chains of drafts are not captured: %s", ", ".join(sorted(watch.names)) or "no memory left")
             return False
-        most = np.full(num_rows, self._num_drafts)
+        most, num_lines = np.full(num_rows, self._num_drafts), num_rows * self._model.num_places
         self._give(num_rows, 2.0)
         self._tokens.replay(graphs, most, 0.0)
         replayed = [array.copy() for array in (self._tokens.token_ids, self._tokens.logprobs)]
         self._give(num_rows, 2.0)  # a pass may overwrite what it is given
         self._compute(num_rows)
         found = self._tokens.token_ids, self._tokens.logprobs
-        if not all(np.array_equal(a[:, :num_rows], b[:, :num_rows]) for a, b in zip(replayed, found, strict=True)):
+        if not all(np.array_equal(a[:, :num_lines], b[:, :num_lines]) for a, b in zip(replayed, found, strict=True)):
             logger.warning("chains of drafts are not captured: a replay gave different bits")
             return False
         self._graphs[num_rows] = graphs

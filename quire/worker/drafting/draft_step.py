@@ -75,11 +75,11 @@ def gather_inputs(
     if batch.logits_start_loc is not None:
         num_dropped = batch.logits_start_loc[1:] - batch.logits_start_loc[:-1] - counts
     asked, max_tokens = _asked(output, counts, request)
-    rows = output.rows[asked]
     at = asked  # rows that sample keep the batch's order
     if num_sampling < batch.num_reqs:
         at = np.flatnonzero(np.isin(batch.rows, output.rows))[asked]
-    counts, num_dropped, ends = counts[asked], num_dropped[asked], batch.query_start_loc[at + 1]
+    rows, counts, num_dropped = output.rows[asked], counts[asked], num_dropped[asked]
+    starts, ends = batch.query_start_loc[:-1][at], batch.query_start_loc[1:][at]
     return DraftInputs(
         rows=rows.astype(np.intp),
         num_tokens=(batch.sampling_positions[asked] + counts).astype(np.int32),
@@ -88,16 +88,20 @@ def gather_inputs(
         token_ids=requests.token_ids,
         hidden=hidden,
         hidden_ends=(ends - num_dropped).astype(np.int64),
-        hidden_counts=(ends - batch.query_start_loc[at] - num_dropped).astype(np.int32),
+        hidden_counts=(ends - starts - num_dropped).astype(np.int32),
     )
 
 
-def _asked(output: ModelRunnerOutput, counts: np.ndarray, request: DraftRequest) -> tuple[np.ndarray, np.ndarray]:
+def _asked(
+    output: ModelRunnerOutput, counts: np.ndarray, request: DraftRequest
+) -> tuple[np.ndarray | slice, np.ndarray]:
     """Which entries of `output.rows` are asked for and got a token ([n] intp), and most drafts of each ([n] int32)."""
     is_asked = counts > 0
     if output.errors:
         is_asked &= ~np.isin(output.rows, list(output.errors))
     if np.array_equal(output.rows, request.rows):  # as a step asks that has no prompt unfinished
+        if is_asked.all():
+            return slice(None), request.max_tokens
         return np.flatnonzero(is_asked), request.max_tokens[is_asked]
     asked = np.flatnonzero(is_asked & np.isin(output.rows, request.rows))
     order = np.argsort(request.rows)

@@ -42,8 +42,7 @@ from quire.worker.drafting.features import FeatureDrafts
 from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
 from quire.worker.drafting.language_model import DraftLanguageModel
-from quire.worker.drafting.medusa import MedusaDrafts
-from quire.worker.drafting.medusa_graphs import MedusaGraphs
+from quire.worker.drafting.medusa import MedusaDrafts, MedusaPass
 from quire.worker.drafting.medusa_trees import MedusaTrees
 from quire.worker.drafting.pages import DraftPages
 from quire.worker.drafting.passes import DraftPasses, LanguageChain
@@ -295,7 +294,7 @@ class LanguageModelDrafter:
         at_once = None
         if group is None and self._files.arch is not None:
             chain = LanguageChain(self._model, self._files.arch.hidden_size, setup.dtype)
-            at_once = _drafts_at_once(chain, attention, cache, choice, ops, self._files)
+            at_once = _drafts_at_once(chain, attention, cache, choice, ops, self._files.num_tokens)
         chance = _least_chance(setup)
         return DraftLanguageModel(passes, pages, choice, ops.device, longest, most_fill, chance, at_once)
 
@@ -335,7 +334,7 @@ class FeatureDrafter:
             graphs = None
         elif graphs is not None:
             graphs.capture(common_sizes(_most_captured(setup)))
-            at_once = _drafts_at_once(self._head, attention, cache, choice, ops, self._files)
+            at_once = _drafts_at_once(self._head, attention, cache, choice, ops, self._files.num_tokens)
         return FeatureDrafts(
             self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group,
             _least_chance(setup), at_once,
@@ -364,17 +363,15 @@ class MedusaDrafter:
 
     def start(self, cache: DrafterCache, choice: DraftChoice, group: GroupDrafts | None = None) -> DraftModel:
         """As `Drafter`."""
-        compute_logits, heads, ops, graphs = self._target.compute_logits, self._heads, self._ops, None
+        compute_logits, heads, ops, at_once = self._target.compute_logits, self._heads, self._ops, None
         if group is not None:  # other ranks have no logits that a captured step could be compared by
             group.start(lambda hidden, num: heads.logits(heads.states(hidden)[:, :num], compute_logits))
         if self._tree:
             return MedusaTrees(heads, compute_logits, ops.sampling, self._tree, group)
         if group is None and heads.arch.shares_projection and heads.arch.num_blocks == 1:
-            graphs = MedusaGraphs(
-                heads, compute_logits, ops.make_graphs, cache.attention([]), cache.block_tables, ops.device
-            )
-            graphs.capture(range(1, min(MOST_CAPTURED_ROWS, len(cache.block_tables.tables[0])) + 1))
-        return MedusaDrafts(heads, compute_logits, choice, graphs, group)
+            model = MedusaPass(heads, compute_logits)
+            at_once = _drafts_at_once(model, cache.attention([]), cache, choice, ops, num_passes=1)
+        return MedusaDrafts(heads, compute_logits, choice, at_once, group)
 
 
 def _most_captured(setup: WorkerSetup) -> int:
@@ -388,12 +385,12 @@ def _drafts_at_once(
     cache: DrafterCache,
     choice: DraftChoice,
     ops: DeviceOps,
-    files: DrafterFiles,
+    num_passes: int,
 ) -> DraftChains | None:
     """Captured chains of a model that drafts its likeliest tokens; None = each pass is a call."""
     if ops.make_chains is None or not isinstance(choice, LikeliestTokens):
         return None
-    chains = ops.make_chains(model, attention, cache.block_tables, files.num_tokens)
+    chains = ops.make_chains(model, attention, cache.block_tables, num_passes)
     chains.capture(CAPTURE_S)
     return chains
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from quire.attention.context import ForwardContext
 from quire.core.scheduler_output import SchedulerOutput
 from quire.models.heads.medusa import ComputeLogits, MedusaHeads
+from quire.worker.device.draft_chains import DraftChains
 from quire.worker.drafting.choice import Chosen, DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
-from quire.worker.drafting.medusa_graphs import MedusaGraphs
 from quire.worker.group_drafts import GroupDrafts
 
 MAX_LINES = 256
@@ -25,7 +26,7 @@ class MedusaDrafts:
 
     Args:
         compute_logits: the target's.
-        graphs: of the heads, if these all share its projection and have one block; None = they run call by call.
+        at_once: the heads with their choice of tokens, for a few rows; None = they run call by call.
         group: the other ranks that compute the heads; None = there are none.
     """
 
@@ -36,12 +37,12 @@ class MedusaDrafts:
         heads: MedusaHeads,
         compute_logits: ComputeLogits,
         choice: DraftChoice,
-        graphs: MedusaGraphs | None = None,
+        at_once: DraftChains | None = None,
         group: GroupDrafts | None = None,
     ) -> None:
         self._group = group
         self._heads = heads
-        self._graphs = graphs
+        self._at_once = at_once
         self._compute_logits = compute_logits
         self._choice = choice
 
@@ -54,7 +55,10 @@ class MedusaDrafts:
             return ModelDrafts(*(np.empty(0, dtype=dtype) for dtype in (np.int32, np.int32, np.float32)))
         num_heads = min(self._heads.arch.num_heads, int(inputs.max_tokens.max()))
         hidden = inputs.hidden
-        if len(hidden) > 1:
+        if len(inputs.rows) == 1:
+            end = int(inputs.hidden_ends[0])
+            hidden = hidden[end - 1 : end]
+        elif len(hidden) > 1:
             hidden = hidden.index_select(0, torch.from_numpy(inputs.hidden_ends - 1).to(hidden.device))
         self._choice.begin(inputs.rows, inputs.num_tokens)
         size = max(1, MAX_LINES // num_heads)
@@ -76,14 +80,51 @@ class MedusaDrafts:
 
     def _guess(self, hidden: torch.Tensor, rows: np.ndarray, num_heads: int) -> Chosen:
         """Tokens of the first heads: one row's, then the next one's."""
-        logits = None if self._graphs is None else self._graphs.logits(hidden)
-        if logits is not None:
-            if num_heads < self._heads.arch.num_heads:
-                logits = logits.view(len(hidden), -1, logits.shape[1])[:, :num_heads].flatten(0, 1)
-            found = logits
-            return self._choice.choose(lambda lines: found, hidden, rows)
+        found = None if self._at_once is None else self._chosen_at_once(self._at_once, hidden, rows, num_heads)
+        if found is not None:
+            return found
         if self._group is not None:
             of_group = self._group.compute_logits(hidden, num_heads)
             return self._choice.choose(lambda lines: of_group, hidden, rows)
         states = self._heads.states(hidden)[:, :num_heads]
         return self._choice.choose(lambda lines: self._heads.logits(lines, self._compute_logits), states, rows)
+
+    def _chosen_at_once(
+        self, heads: DraftChains, hidden: torch.Tensor, rows: np.ndarray, num_heads: int
+    ) -> Chosen | None:
+        size, one = self._heads.arch.num_heads, np.ones(len(rows), dtype=np.int32)
+        found = heads.run(hidden[:, None].expand(-1, size, -1), rows, one, one, 0.0)
+        if found is None:
+            return None
+        # The next run writes where these are.
+        token_ids, scores = (of_all.reshape(-1, size)[:, :num_heads].flatten() for of_all in found)
+        return Chosen(token_ids, scores)
+
+
+class MedusaPass:
+    """Heads as the model of a chain of one pass (`device.draft_chains.ChainModel`).
+
+    A captured pass reads its inputs where they were when it was captured, so what is given of a row is its hidden state
+    once for each head, which adds to it.
+
+    Args:
+        heads: with one block each, and the target's projection.
+        compute_logits: the target's.
+    """
+
+    def __init__(self, heads: MedusaHeads, compute_logits: ComputeLogits) -> None:
+        self._heads = heads
+        self._compute_logits = compute_logits
+        self.hidden_shape = heads.arch.num_heads, heads.hidden_size
+        self.num_places = heads.arch.num_heads
+        self.dtype = heads.dtype
+
+    def forward(
+        self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """As `ChainModel`: there is one pass."""
+        raise NotImplementedError
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As `ChainModel`."""
+        return self._heads.logits(self._heads.states(hidden[:, 0], hidden), self._compute_logits)

@@ -54,9 +54,11 @@ class DraftPasses:
 class LanguageChain:
     """A language model as the model of a chain (`device.draft_chains.ChainModel`): its caches hold what was before."""
 
+    num_places = 1
+
     def __init__(self, model: CausalLM, hidden_size: int, dtype: torch.dtype) -> None:
         self._model = model
-        self.hidden_size = hidden_size
+        self.hidden_shape = (hidden_size,)
         self.dtype = dtype
 
     def forward(

@@ -40,7 +40,7 @@ class Blocks(Tables):
 class Chain(Model):
     """The next token follows from the newest and from what was computed of those before it."""
 
-    hidden_size, dtype = SIZE, torch.float32
+    hidden_shape, num_places, dtype = (SIZE,), 1, torch.float32
     slots: list[torch.Tensor]
 
     def forward(self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, context: Any) -> Any:
