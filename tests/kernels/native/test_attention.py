@@ -18,6 +18,7 @@ from quire.kernels.native.attention import (
     unpack_kv_cache,
 )
 from quire.kernels.native.runtime import NativeRuntime
+from tests.each import each
 from tests.kernels.native.guards import assert_close, randn, same_bits
 from tests.kernels.native.paged import Shape, Step, make_step, pack_kv_cache
 
@@ -74,8 +75,8 @@ def with_dtype(shape: Shape, dtype: torch.dtype) -> Shape:
     return Shape(shape.num_heads, shape.num_kv_heads, shape.head_size, shape.block_size, dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.num_heads}-{s.num_kv_heads}-{s.head_size}-{s.block_size}")
+@each("dtype", TOLERANCES)
+@each("shape", SHAPES)
 def test_every_head_layout_equals_the_reference_with_the_bits_of_every_tier(
     runtime: NativeRuntime, shape: Shape, dtype: torch.dtype
 ):
@@ -85,8 +86,8 @@ def test_every_head_layout_equals_the_reference_with_the_bits_of_every_tier(
     assert same_bits(output, portable_output(MIX, shape))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("option", OPTIONS)
+@each("dtype", TOLERANCES)
+@each("option", OPTIONS)
 def test_every_option_equals_the_reference_with_the_bits_of_every_tier(
     runtime: NativeRuntime, option: str, dtype: torch.dtype
 ):
@@ -96,15 +97,15 @@ def test_every_option_equals_the_reference_with_the_bits_of_every_tier(
     assert same_bits(output, portable_output(MIX, shape, option))
 
 
-@pytest.mark.parametrize("batch", [(), ((0, 5),), ((1, 1), (0, 9), (2, 2))], ids=["no requests", "no query", "gap"])
+@each("batch", [(), ((0, 5),), ((1, 1), (0, 9), (2, 2))])
 def test_requests_without_queries_cost_nothing(runtime: NativeRuntime, batch: tuple[tuple[int, int], ...]):
     step = step_of(batch, Shape())
     assert_close(step.run(runtime), step.expected(), atol=TOLERANCES[BF16])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("option", ["plain", "all of them"])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@each("dtype", TOLERANCES)
+@each("option", ["plain", "all of them"])
+@each("chunk", [1, 7, 64])
 def test_a_prompt_has_the_same_bits_in_any_chunks(runtime: NativeRuntime, chunk: int, option: str, dtype: torch.dtype):
     seq_len, shape = 276, Shape(4, 2, 32, 32, dtype)
     whole = portable_output(((seq_len, seq_len),), shape, option)
@@ -121,7 +122,7 @@ def test_a_prompt_has_the_same_bits_in_any_chunks(runtime: NativeRuntime, chunk:
         assert same_bits(output, whole[start:end])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_a_request_has_the_same_bits_alone_and_in_any_batch(runtime: NativeRuntime, dtype: torch.dtype):
     shape = Shape(dtype=dtype)
     step, together = step_of(MIX, shape), portable_output(MIX, shape)
@@ -134,8 +135,8 @@ def test_a_request_has_the_same_bits_alone_and_in_any_batch(runtime: NativeRunti
         assert same_bits(output, together[starts[i] : starts[i + 1]])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("batch", [((1, 1300),), ((3, 1030), (1, 20))], ids=["one long", "long and short"])
+@each("dtype", TOLERANCES)
+@each("batch", [((1, 1300),), ((3, 1030), (1, 20))])
 def test_a_context_shared_by_threads_has_the_same_bits(
     runtime: NativeRuntime, batch: tuple[tuple[int, int], ...], dtype: torch.dtype
 ):
@@ -145,17 +146,17 @@ def test_a_context_shared_by_threads_has_the_same_bits(
     assert same_bits(output, portable_output(batch, shape))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("option", ["plain", "all of them"])
+@each("dtype", TOLERANCES)
+@each("option", ["plain", "all of them"])
 def test_the_size_of_pages_changes_no_bit(runtime: NativeRuntime, option: str, dtype: torch.dtype):
     outputs = [make_step(MIX, Shape(4, 2, 32, size, dtype), **OPTIONS[option]).run(runtime) for size in (16, 48, 64)]
     expected = portable_output(MIX, Shape(4, 2, 32, 32, dtype), option)
     assert all(same_bits(output, expected) for output in outputs)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("option", ["plain", "all of them"])
-@pytest.mark.parametrize("stale", [0.0, float("nan"), float("inf")])
+@each("dtype", TOLERANCES)
+@each("option", ["plain", "all of them"])
+@each("stale", [0.0, float("nan"), float("inf")])
 def test_what_lies_in_unwritten_slots_changes_no_bit(
     runtime: NativeRuntime, stale: float, option: str, dtype: torch.dtype
 ):
@@ -163,7 +164,7 @@ def test_what_lies_in_unwritten_slots_changes_no_bit(
     assert same_bits(step.run(runtime), portable_output(MIX, Shape(dtype=dtype), option))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_tokens_before_the_window_may_be_gone(runtime: NativeRuntime, dtype: torch.dtype):
     shape = Shape(dtype=dtype)
     step = make_step(((1, 300), (5, 290)), shape, sliding_window=40)
@@ -193,7 +194,7 @@ def test_queries_are_read_by_their_stride(runtime: NativeRuntime):
     assert same_bits(step.run(runtime), expected)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_extreme_scores_do_not_overflow(runtime: NativeRuntime, dtype: torch.dtype):
     step = make_step(((1, 40), (4, 300)), Shape(dtype=dtype))
     step.query = step.query * 1e4
@@ -201,7 +202,7 @@ def test_extreme_scores_do_not_overflow(runtime: NativeRuntime, dtype: torch.dty
     assert_close(step.run(runtime), step.expected(), atol=5e-2)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_packing_is_undone_by_unpacking(dtype: torch.dtype):
     keys, values = randn(5, 48, 3, 10, dtype=dtype), randn(5, 48, 3, 10, dtype=dtype, seed=1)
     unpacked = unpack_kv_cache(pack_kv_cache(keys, values), 10)
@@ -229,7 +230,7 @@ def pack(step: Step) -> torch.Tensor:
     return pack_kv_cache(step.key_cache, step.value_cache)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"query": randn(3, 3, 64, dtype=BF16)},
@@ -249,7 +250,6 @@ def pack(step: Step) -> torch.Tensor:
         {"sliding_window": 0},
         {"chunk": 0},
     ],
-    ids=lambda change: next(iter(change)),
 )
 def test_impossible_tensors_are_refused(runtime: NativeRuntime, change: dict[str, torch.Tensor]):
     step = step_of(((1, 40), (2, 70)), Shape())

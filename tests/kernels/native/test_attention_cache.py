@@ -12,6 +12,7 @@ from quire.kernels.native.elementwise import rms_norm
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import cache as reference
 from quire.kernels.reference.rotary import rotary_embedding
+from tests.each import each
 from tests.kernels.native.guards import guarded, randn, same_bits
 from tests.kernels.native.paged import pack_kv_cache
 
@@ -26,13 +27,13 @@ def slots_of(num_tokens: int, num_slots: int) -> torch.Tensor:
     return slots
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_tokens", [0, 1, 8, 37], ids="{} tokens".format)
-@pytest.mark.parametrize(
+@each("dtype", DTYPES)
+@each("num_tokens", [0, 1, 8, 37])
+@each(
     ("num_heads", "num_kv_heads", "head_size", "rotary_dim", "block_size"),
     [(4, 2, 64, 64, 32), (1, 1, 32, 32, 16), (7, 1, 40, 20, 48), (3, 3, 80, 2, 32), (2, 1, 128, 128, 16)],
 )
-@pytest.mark.parametrize("has_norm", [False, True], ids=["no norm", "norm of heads"])
+@each("has_norm", [False, True])
 def test_rope_and_cache_has_the_bits_of_its_parts(
     runtime: NativeRuntime, num_tokens, num_heads, num_kv_heads, head_size, rotary_dim, block_size, has_norm, dtype
 ):
@@ -86,9 +87,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_size", [20, 512])
-@pytest.mark.parametrize("way", WAYS)
+@each("dtype", DTYPES)
+@each("head_size", [20, 512])
+@each("way", WAYS)
 def test_every_way_to_prepare_heads_equals_the_plain_one_with_the_bits_of_every_tier(
     runtime: NativeRuntime, way: str, head_size: int, dtype: torch.dtype
 ):
@@ -149,8 +150,8 @@ def prepare(
     return [qkv[:, : heads * head_size], cache.tensor]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_tokens", [0, 1, 7, 33], ids="{} tokens".format)
+@each("dtype", DTYPES)
+@each("num_tokens", [0, 1, 7, 33])
 def test_tokens_land_in_their_slots_and_nowhere_else(runtime: NativeRuntime, num_tokens: int, dtype: torch.dtype):
     fused = randn(num_tokens, 2, 3, 20, dtype=dtype)
     caches = randn(2, 4, 16, 3, 20, dtype=dtype)
@@ -161,8 +162,8 @@ def test_tokens_land_in_their_slots_and_nowhere_else(runtime: NativeRuntime, num
     cache.assert_bands()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_pages", [0, 1, 5])
+@each("dtype", DTYPES)
+@each("num_pages", [0, 1, 5])
 def test_pages_are_copied_whole(runtime: NativeRuntime, num_pages: int, dtype: torch.dtype):
     cache = guarded(randn(12, 3, 2, 16 * 6, dtype=dtype))
     pages = torch.randperm(12, generator=torch.Generator().manual_seed(0))
@@ -204,7 +205,7 @@ def test_indices_out_of_the_cache_are_refused(runtime: NativeRuntime):
     assert bool((cache == 0).all()) and same_bits(key, before)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         {"qkv": randn(2, 4 * 8)},
@@ -226,7 +227,6 @@ def test_indices_out_of_the_cache_are_refused(runtime: NativeRuntime):
         {"norms_centered": True, "q_norm": randn(16)},
         {"norms_centered": True, "norms_last": True},
     ],
-    ids=lambda change: next(iter(change)),
 )
 def test_impossible_tensors_are_refused(runtime: NativeRuntime, change: dict[str, torch.Tensor | None]):
     given = {

@@ -16,6 +16,7 @@ from quire.kernels.native.attention import (
     unpack_kv_cache,
 )
 from quire.kernels.native.runtime import NativeRuntime
+from tests.each import each
 from tests.kernels.native.guards import Guarded, guarded, randn, same_bits
 from tests.kernels.native.paged import Shape, Step, make_step, pack_kv_cache
 from tests.kernels.native.test_attention import MIX, OPTIONS
@@ -54,7 +55,7 @@ def steps_of(shape: Shape, code_dtype: torch.dtype, option: str = "plain") -> tu
     return step, packed, step.run(NativeRuntime("portable"))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.num_heads}-{s.num_kv_heads}-{s.head_size}-{s.block_size}")
+@each("shape", SHAPES)
 def test_attention_has_the_bits_of_attention_over_the_exact_values(
     runtime: NativeRuntime, shape: Shape, code_dtype: torch.dtype
 ):
@@ -70,7 +71,7 @@ def test_attention_has_the_bits_of_attention_over_the_exact_values(
     out.assert_bands()
 
 
-@pytest.mark.parametrize("option", ["window 7", "window 300", "all of them"])
+@each("option", ["window 7", "window 300", "all of them"])
 def test_options_have_the_bits_of_attention_over_the_exact_values(
     runtime: NativeRuntime, option: str, code_dtype: torch.dtype
 ):

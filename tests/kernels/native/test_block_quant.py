@@ -14,6 +14,7 @@ from quire.kernels.native.elementwise import silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference.block_formats import dequantize_blocks
 from quire.kernels.reference.block_linear import linear as reference_linear
+from tests.each import each
 from tests.kernels.native.blocks import HALVES, random_blocks
 from tests.kernels.native.guards import Guarded, assert_close, guarded, randn, same_bits
 
@@ -21,7 +22,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 # Around blocks of six rows, tiles of 16, blocks of 32, and tasks of 240.
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 16, 17, 31, 33, 50, 70)
 
-kernels = pytest.mark.parametrize("kernel", BLOCK_KERNELS.values(), ids=lambda kernel: kernel.name)
+kernels = each("kernel", BLOCK_KERNELS.values())
 
 
 @dataclass
@@ -71,7 +72,7 @@ def test_sizes_are_those_of_the_library_and_of_the_formats(runtime: NativeRuntim
 
 
 @kernels
-@pytest.mark.parametrize("num_rows, num_blocks", [(1, 1), (16, 2), (37, 3), (48, 5)])
+@each("num_rows, num_blocks", [(1, 1), (16, 2), (37, 3), (48, 5)])
 def test_unpacked_weights_are_the_numbers_of_the_reference(
     runtime: NativeRuntime, kernel: BlockKernel, num_rows: int, num_blocks: int
 ):
@@ -95,7 +96,7 @@ def test_every_tier_packs_the_same_bytes(runtime: NativeRuntime, portable: Nativ
 
 
 @kernels
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_products_are_those_of_float64(runtime: NativeRuntime, kernel: BlockKernel, dtype: torch.dtype):
     weight = random_weight(runtime, kernel)
     x, bias = randn(19, inputs_of(kernel), dtype=dtype), randn(83, dtype=dtype)
@@ -132,7 +133,7 @@ def test_a_row_has_the_same_bits_in_every_batch_up_to_70(runtime: NativeRuntime)
 
 
 @kernels
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_gated_products_have_the_bits_of_the_product_then_the_activation(
     runtime: NativeRuntime, portable: NativeRuntime, kernel: BlockKernel, dtype: torch.dtype
 ):
@@ -161,7 +162,7 @@ def test_results_go_into_columns_of_a_larger_one(runtime: NativeRuntime, kernel:
 
 
 @kernels
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_gathered_rows_are_the_unpacked_ones(runtime: NativeRuntime, kernel: BlockKernel, dtype: torch.dtype):
     weight, input_size = random_weight(runtime, kernel, 70), inputs_of(kernel)
     unpacked = kernel.unpack_rows(runtime, weight.packed, input_size, 0, 70)
@@ -203,7 +204,7 @@ def test_scales_that_are_not_finite_are_reported(runtime: NativeRuntime, kernel:
 
 
 @kernels
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_zeros_give_the_bias_and_broken_rows_give_nan_alone(
     runtime: NativeRuntime, kernel: BlockKernel, dtype: torch.dtype
 ):

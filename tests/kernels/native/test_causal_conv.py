@@ -12,6 +12,7 @@ from quire.kernels.native.causal_conv import causal_conv
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
 from quire.kernels.reference import causal_conv as reference
+from tests.each import each
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 from tests.kernels.native.recurrent_steps import batch_of, chunks_of
 
@@ -29,9 +30,9 @@ def view_of(cache: torch.Tensor, conv_size: int, channels: int) -> torch.Tensor:
     return cache[:, : (conv_size - 1) * channels].view(NUM_BLOCKS, conv_size - 1, channels)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("channels", [1, 16, 33, 530], ids="{} channels".format)
-@pytest.mark.parametrize(("conv_size", "has_silu", "has_bias"), [(4, True, False), (3, False, True), (2, True, True)])
+@each("dtype", TOLERANCE)
+@each("channels", [1, 16, 33, 530])
+@each(("conv_size", "has_silu", "has_bias"), [(4, True, False), (3, False, True), (2, True, True)])
 def test_it_equals_its_reference(
     runtime: NativeRuntime, portable: NativeRuntime, dtype: torch.dtype, channels: int, conv_size: int, has_silu: bool,
     has_bias: bool,
@@ -55,7 +56,7 @@ def test_it_equals_its_reference(
     given.assert_bands()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@each("dtype", TOLERANCE)
 def test_prompts_give_the_same_bits_however_they_are_cut(runtime: NativeRuntime, dtype: torch.dtype):
     lengths, channels = [1, 20, 7, 3], 45
     x, weight = randn(sum(lengths), channels, dtype=dtype), randn(4, channels, dtype=dtype)
@@ -91,7 +92,7 @@ WRONG_BATCHES = {
 }
 
 
-@pytest.mark.parametrize("batch", WRONG_BATCHES.values(), ids=WRONG_BATCHES.keys())
+@each("batch", WRONG_BATCHES.values())
 def test_batches_that_lead_astray_are_refused(runtime: NativeRuntime, batch: RecurrentBatch):
     states = randn(NUM_BLOCKS, 3, 8)
     before = states.clone()

@@ -13,6 +13,7 @@ from quire.kernels.native.elementwise import silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import coded as reference
 from quire.kernels.reference.block_formats import dequantize
+from tests.each import each
 from tests.kernels.native.guards import Guarded, guarded, randn, same_bits
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -20,7 +21,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 SIZES = [(1, 1, 0), (17, 33, 32), (33, 160, 64), (40, 320, 128), (20, 600, 0), (16, 1100, 512)]
 ROWS = [0, 1, 2, 7, 12, 17, 40]
 
-codes = pytest.mark.parametrize("code", list(coded.CODES.values()), ids=lambda code: code.name)
+codes = each("code", list(coded.CODES.values()))
 
 
 @dataclass
@@ -79,7 +80,7 @@ def pack(runtime: NativeRuntime, rows: Rows) -> coded.CodedWeight:
 
 
 @codes
-@pytest.mark.parametrize("size", SIZES, ids=str)
+@each("size", SIZES)
 def test_every_output_has_the_bits_of_the_reference_in_order(
     runtime: NativeRuntime, code: coded.Code, size: tuple[int, int, int]
 ):
@@ -104,7 +105,7 @@ def test_a_row_does_not_depend_on_its_batch(runtime: NativeRuntime, code: coded.
 
 
 @codes
-@pytest.mark.parametrize("num_rows", [1, 20], ids="{} rows".format)
+@each("num_rows", [1, 20])
 def test_gated_products_have_the_bits_of_the_product_then_the_activation(
     runtime: NativeRuntime, code: coded.Code, num_rows: int
 ):
@@ -125,7 +126,7 @@ def test_columns_may_belong_to_inputs_in_another_order(runtime: NativeRuntime, c
 
 
 @codes
-@pytest.mark.parametrize("with_order", [False, True], ids=["in order", "in another order"])
+@each("with_order", [False, True])
 def test_rows_of_experts_have_the_bits_of_their_products(runtime: NativeRuntime, code: coded.Code, with_order: bool):
     num_experts, outputs, inputs = 3, 20, 96
     parts = [make_rows(code, 32, inputs, 32, seed) for seed in range(num_experts)]

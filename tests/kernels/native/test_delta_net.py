@@ -12,6 +12,7 @@ from quire.kernels.native.delta_net import delta_gates, gated_delta_rule
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.recurrent import RecurrentBatch
 from quire.kernels.reference import delta_net as reference
+from tests.each import each
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 from tests.kernels.native.recurrent_steps import batch_of, chunks_of
 
@@ -47,8 +48,8 @@ def rule_of(runtime: NativeRuntime) -> Any:
 SHAPES = [(1, 1, 1, 16), (2, 4, 8, 16), (1, 3, 33, 48), (2, 2, 16, 80), (1, 2, 128, 128)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each("dtype", TOLERANCE)
+@each("shape", SHAPES)
 def test_it_equals_its_reference(
     runtime: NativeRuntime, portable: NativeRuntime, shape: tuple[int, int, int, int], dtype: torch.dtype
 ):
@@ -69,7 +70,7 @@ def test_it_equals_its_reference(
     given.assert_bands()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@each("dtype", TOLERANCE)
 def test_prompts_give_the_same_bits_however_they_are_cut(runtime: NativeRuntime, dtype: torch.dtype):
     lengths = [1, 20, 7, 3]
     heads = Heads(sum(lengths), 2, 4, 20, 80, dtype)
@@ -102,8 +103,8 @@ def test_rows_may_be_strided(runtime: NativeRuntime):
     assert same_bits(expected, heads.run(rule_of(runtime), heads.cache.clone(), batch))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("num_heads", [1, 16, 37])
+@each("dtype", TOLERANCE)
+@each("num_heads", [1, 16, 37])
 def test_gates_equal_their_reference(
     runtime: NativeRuntime, portable: NativeRuntime, num_heads: int, dtype: torch.dtype
 ):
@@ -129,7 +130,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
+@each("wrong", WRONG.values())
 def test_impossible_calls_are_refused(runtime: NativeRuntime, wrong: dict[str, Any]):
     states = torch.zeros(NUM_BLOCKS, 2, 16, 32)
     right = {

@@ -21,6 +21,7 @@ from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import activation
 from quire.kernels.reference import norm as reference
 from quire.kernels.reference.transform import transform as reference_transform
+from tests.each import each
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 
 SIZES = [1, 15, 16, 17, 33, 896]
@@ -29,9 +30,9 @@ ROWS = [0, 1, 7, 32]
 TOLERANCE = {torch.bfloat16: 4e-2, torch.float32: 2e-6}
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids="size {}".format)
-@pytest.mark.parametrize("with_residual", [False, True], ids=["plain", "residual"])
+@each("dtype", TOLERANCE)
+@each("size", SIZES)
+@each("with_residual", [False, True])
 def test_rms_norm_equals_its_reference(
     runtime: NativeRuntime, portable: NativeRuntime, size: int, dtype: torch.dtype, with_residual: bool
 ):
@@ -50,10 +51,10 @@ def test_rms_norm_equals_its_reference(
             assert same_bits(given.tensor, total)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("size", SIZES, ids="size {}".format)
-@pytest.mark.parametrize("with_residual", [False, True], ids=["plain", "residual"])
-@pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
+@each("dtype", TOLERANCE)
+@each("size", SIZES)
+@each("with_residual", [False, True])
+@each("with_bias", [False, True])
 def test_layer_norm_equals_its_reference(
     runtime: NativeRuntime,
     portable: NativeRuntime,
@@ -86,7 +87,7 @@ def test_rows_of_a_wider_matrix_are_read_by_their_stride(runtime: NativeRuntime)
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "x, weight",
     [
         (randn(2, 8), randn(9)),
@@ -94,7 +95,6 @@ def test_rows_of_a_wider_matrix_are_read_by_their_stride(runtime: NativeRuntime)
         (randn(8, 2).T, randn(8)),
         (randn(8), randn(8)),
     ],
-    ids=["another size", "another dtype", "columns", "no rows"],
 )
 def test_impossible_tensors_are_refused(runtime: NativeRuntime, x: torch.Tensor, weight: torch.Tensor):
     with pytest.raises(ShapeError):
@@ -124,9 +124,9 @@ ACTIVATIONS = {
 GATED_SIZES = [1, 15, 16, 17, 2047, 2049]
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("size", GATED_SIZES, ids="size {}".format)
+@each("name", ACTIVATIONS)
+@each("dtype", TOLERANCE)
+@each("size", GATED_SIZES)
 def test_gated_activations_equal_their_references(
     runtime: NativeRuntime, portable: NativeRuntime, size: int, dtype: torch.dtype, name: str
 ):
@@ -146,7 +146,7 @@ def test_gated_activations_equal_their_references(
             assert same_bits(out.tensor[row : row + 1], gated(runtime, x[row : row + 1]))
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@each("name", ACTIVATIONS)
 def test_the_activation_is_rounded_before_the_product(runtime: NativeRuntime, name: str):
     gated, expected = ACTIVATIONS[name]
     gates, ups = (randn(8, 8192) * 2).to(torch.bfloat16).chunk(2, dim=-1)
@@ -155,7 +155,7 @@ def test_the_activation_is_rounded_before_the_product(runtime: NativeRuntime, na
     assert (gated(runtime, torch.cat((gates, ups), -1)) == exact * ups).float().mean() > 0.99
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@each("name", ACTIVATIONS)
 def test_gates_of_any_size_stay_accurate(runtime: NativeRuntime, name: str):
     gated, expected = ACTIVATIONS[name]
     gates = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([0.0, -0.0, 1e30, 1e-30, -1e-30, torch.inf])))
@@ -180,8 +180,8 @@ def test_impossible_gates_are_refused(runtime: NativeRuntime):
         gelu_and_mul(runtime, randn(2, 8), "fast")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf], ids=["nan", "-nan", "inf", "-inf"])
+@each("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@each("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf])
 def test_one_bad_number_is_found_wherever_it_is(runtime: NativeRuntime, dtype: torch.dtype, bad: float):
     x = torch.full((300_001,), torch.finfo(dtype).max, dtype=dtype)
     x[::2] *= -1
@@ -201,9 +201,9 @@ def test_only_contiguous_floats_are_looked_through(runtime: NativeRuntime):
         is_finite(runtime, torch.zeros(3, 4).T)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("kind", ["none", "silu", "sigmoid"])
-@pytest.mark.parametrize("size", [1, 33, 2049])
+@each("dtype", TOLERANCE)
+@each("kind", ["none", "silu", "sigmoid"])
+@each("size", [1, 33, 2049])
 def test_products_with_gates_equal_their_reference(
     runtime: NativeRuntime, portable: NativeRuntime, size: int, kind: str, dtype: torch.dtype
 ):
@@ -220,9 +220,9 @@ def test_products_with_gates_equal_their_reference(
         multiply(runtime, x, gate, "relu")
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", ["none", "silu", "gelu", "gelu_tanh", "relu", "relu2"])
-@pytest.mark.parametrize("size", [1, 17, 2049], ids="size {}".format)
+@each("dtype", TOLERANCE)
+@each("name", ["none", "silu", "gelu", "gelu_tanh", "relu", "relu2"])
+@each("size", [1, 17, 2049])
 def test_elements_are_activated_scaled_and_added(
     runtime: NativeRuntime, portable: NativeRuntime, size: int, name: str, dtype: torch.dtype
 ):
@@ -256,9 +256,9 @@ def test_impossible_transforms_are_refused(runtime: NativeRuntime):
             call(runtime, x, "tanh")
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("gate_first", [False, True], ids=["norm first", "gate first"])
-@pytest.mark.parametrize(("num_groups", "size", "is_shared"), [(1, 17, True), (5, 16, True), (3, 40, False)])
+@each("dtype", TOLERANCE)
+@each("gate_first", [False, True])
+@each(("num_groups", "size", "is_shared"), [(1, 17, True), (5, 16, True), (3, 40, False)])
 def test_gated_norms_equal_their_reference(
     runtime: NativeRuntime, portable: NativeRuntime, num_groups: int, size: int, is_shared: bool, gate_first: bool,
     dtype: torch.dtype,

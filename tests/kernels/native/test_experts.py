@@ -15,6 +15,7 @@ from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import activation as reference_activation
 from quire.kernels.reference import experts as reference
 from quire.kernels.routing import Routing
+from tests.each import each
 from tests.kernels.native.blocks import random_blocks
 from tests.kernels.native.guards import assert_close, randn, same_bits
 
@@ -35,15 +36,11 @@ ROUTERS: dict[str, dict[str, Any]] = {
 COUNTS = [0, 1, 0, 7, 40, 2, 16, 17, 270, 0]
 
 Format = quant.QuantFormat | BlockKernel | None
-formats = pytest.mark.parametrize(
-    "format",
-    [None, quant.INT8, quant.INT4, BLOCK_KERNELS["Q4_K"], BLOCK_KERNELS["MXFP4"]],
-    ids=lambda format: format.name if format else "dense",
-)
+formats = each("format", [None, quant.INT8, quant.INT4, BLOCK_KERNELS["Q4_K"], BLOCK_KERNELS["MXFP4"]])
 
 
-@pytest.mark.parametrize("name", ROUTERS)
-@pytest.mark.parametrize("corrected", [False, True], ids=["plain", "corrected"])
+@each("name", ROUTERS)
+@each("corrected", [False, True])
 def test_a_router_chooses_and_weighs_as_the_reference(runtime: NativeRuntime, name: str, corrected: bool):
     options = ROUTERS[name]
     logits = randn(37, 18) * 2
@@ -57,7 +54,7 @@ def test_a_router_chooses_and_weighs_as_the_reference(runtime: NativeRuntime, na
         assert torch.equal(getattr(actual, part), getattr(expected, part)), part
 
 
-@pytest.mark.parametrize("name", ROUTERS)
+@each("name", ROUTERS)
 def test_a_choice_has_the_same_bits_on_every_tier_and_alone(runtime: NativeRuntime, portable: NativeRuntime, name: str):
     logits = randn(11, 18)
     num_chosen = 2 if "jitter" in ROUTERS[name] else 4
@@ -76,7 +73,7 @@ def test_of_equal_experts_the_first_are_chosen(runtime: NativeRuntime):
     assert routing.expert_ids.tolist() == [[0, 1, 2, 3], [7, 30, 31, 0]]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@each("value", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_not_finite_choose_different_experts(runtime: NativeRuntime, value: float):
     for options in ROUTERS.values():
         for logits in (torch.full((1, 18), value), randn(1, 18).index_fill(1, torch.tensor([3]), value)):
@@ -147,8 +144,8 @@ class Weights:
 
 
 @formats
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("is_gated, outputs", [(True, 96), (False, 77)], ids=["gated", "plain"])
+@each("dtype", [BF16, F32])
+@each("is_gated, outputs", [(True, 96), (False, 77)])
 def test_rows_have_the_bits_of_their_experts_own_product(
     runtime: NativeRuntime, format: Format, dtype: torch.dtype, is_gated: bool, outputs: int
 ):
@@ -181,8 +178,8 @@ def test_one_token_and_nothing_are_computed(runtime: NativeRuntime, format: Form
     assert nothing.shape == (0, 96)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("size", [5, 48, 2100], ids="{} columns".format)
+@each("dtype", [BF16, F32])
+@each("size", [5, 48, 2100])
 def test_outputs_are_summed_in_the_order_of_the_choice(runtime: NativeRuntime, dtype: torch.dtype, size: int):
     routing = reference.route(randn(9, 12), 3)
     rows, shared = randn(27, size, dtype=dtype), randn(9, size, dtype=dtype, seed=1)
@@ -196,14 +193,14 @@ def test_outputs_are_summed_in_the_order_of_the_choice(runtime: NativeRuntime, d
     assert_close(gated, expected, atol=1e-5 if dtype == F32 else 0.05)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_weighed_inputs_lie_where_their_experts_read_them(runtime: NativeRuntime, dtype: torch.dtype):
     routing, x = reference.route(randn(9, 12), 3), randn(9, 50, dtype=dtype)[:, 7:]
     actual = experts.spread(runtime, x, routing.places, routing.weights)
     assert same_bits(actual, reference.spread(x, routing.places, routing.weights))
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_clamped_gates_and_ups_equal_the_reference(runtime: NativeRuntime, portable: NativeRuntime, dtype: torch.dtype):
     x = randn(5, 2 * 37, dtype=dtype) * 4
     actual = clamped_silu_and_mul(runtime, x, 5.0, 1.702, 1.0)

@@ -12,6 +12,7 @@ from quire.errors import ShapeError
 from quire.kernels.histories import MIN_STORE_BYTES, Histories, HistoryDrafts, HistoryLimits, HistoryRows
 from quire.kernels.native.histories import NativeHistories
 from quire.kernels.reference.histories import ReferenceHistories
+from tests.each import each
 from tests.effort import effort
 
 LIMITS = HistoryLimits(max_context=6, max_indexed_tokens=50, max_store_answers=8)
@@ -63,7 +64,7 @@ def words(rng: random.Random, num_tokens: int, alphabet: int) -> list[int]:
     return text[:num_tokens]
 
 
-@pytest.mark.parametrize("seed", range(effort(6, 100)))
+@each("seed", range(effort(6, 100)))
 def test_drafts_are_those_of_a_plain_search(seed: int):
     rng = random.Random(seed)
     limits = replace(
@@ -103,7 +104,7 @@ def test_drafts_are_those_of_a_plain_search(seed: int):
     assert stats[0].num_store_namespaces == stats[1].num_store_namespaces
 
 
-@pytest.mark.parametrize("seed", range(effort(3, 50)))
+@each("seed", range(effort(3, 50)))
 def test_drafts_by_prompt_lookup_are_those_of_a_plain_search(seed: int):
     rng = random.Random(seed)
     longest = rng.choice((1, 3, 5))
@@ -236,7 +237,7 @@ def test_an_answer_larger_than_the_store_is_kept_in_part():
     assert histories.stats().num_store_bytes <= MIN_STORE_BYTES
 
 
-@pytest.mark.parametrize("kind", ["one token", "all different", "two tokens"])
+@each("kind", ["one token", "all different", "two tokens"])
 def test_memory_of_a_request_is_bounded_by_its_tokens_and_given_back(kind: str):
     rng, num_tokens = random.Random(5), 20_000
     choose = {"one token": lambda i: 7, "all different": lambda i: i, "two tokens": lambda i: rng.randrange(2)}[kind]

@@ -17,6 +17,7 @@ from quire.kernels.native.latent import head_linear, latent_attention, write_lat
 from quire.kernels.native.linear import pack_rows, packed_shape
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import latent as reference
+from tests.each import each
 from tests.kernels.native.guards import Guarded, assert_close, guarded, randn, same_bits
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -122,8 +123,8 @@ def portable_output(batch: tuple[tuple[int, int], ...], shape: Shape) -> torch.T
     return step_of(batch, shape).run(NativeRuntime("portable"))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.num_heads}-{s.latent_size}-{s.rope_size}-{s.block_size}")
+@each("dtype", TOLERANCES)
+@each("shape", SHAPES)
 def test_every_shape_equals_the_reference_with_the_bits_of_every_tier(
     runtime: NativeRuntime, shape: Shape, dtype: torch.dtype
 ):
@@ -133,14 +134,14 @@ def test_every_shape_equals_the_reference_with_the_bits_of_every_tier(
     assert same_bits(output, portable_output(MIX, shape))
 
 
-@pytest.mark.parametrize("batch", [(), ((0, 5),), ((1, 1), (0, 9), (2, 2))], ids=["no requests", "no query", "gap"])
+@each("batch", [(), ((0, 5),), ((1, 1), (0, 9), (2, 2))])
 def test_requests_without_queries_cost_nothing(runtime: NativeRuntime, batch: tuple[tuple[int, int], ...]):
     step = step_of(batch, Shape())
     assert_close(step.run(runtime), step.expected(), atol=TOLERANCES[BF16])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@each("dtype", TOLERANCES)
+@each("chunk", [1, 7, 64])
 def test_a_prompt_has_the_same_bits_in_any_chunks_as_its_decodes(
     runtime: NativeRuntime, chunk: int, dtype: torch.dtype
 ):
@@ -157,7 +158,7 @@ def test_a_prompt_has_the_same_bits_in_any_chunks_as_its_decodes(
         assert same_bits(output, whole[start:end])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_a_request_has_the_same_bits_alone_and_in_any_batch(runtime: NativeRuntime, dtype: torch.dtype):
     shape = Shape(dtype=dtype)
     step, together = step_of(MIX, shape), portable_output(MIX, shape)
@@ -171,8 +172,8 @@ def test_a_request_has_the_same_bits_alone_and_in_any_batch(runtime: NativeRunti
         assert same_bits(output, together[starts[i] : starts[i + 1]])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("batch", [((1, 1300),), ((3, 1030), (1, 20))], ids=["one long", "long and short"])
+@each("dtype", TOLERANCES)
+@each("batch", [((1, 1300),), ((3, 1030), (1, 20))])
 def test_a_context_shared_by_threads_has_the_same_bits(
     runtime: NativeRuntime, batch: tuple[tuple[int, int], ...], dtype: torch.dtype
 ):
@@ -182,15 +183,15 @@ def test_a_context_shared_by_threads_has_the_same_bits(
     assert same_bits(output, portable_output(batch, shape))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_the_size_of_pages_changes_no_bit(runtime: NativeRuntime, dtype: torch.dtype):
     expected = portable_output(MIX, Shape(dtype=dtype))
     for size in (16, 48, 64):
         assert same_bits(make_step(MIX, Shape(block_size=size, dtype=dtype)).run(runtime), expected)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("stale", [0.0, float("nan"), float("inf")])
+@each("dtype", TOLERANCES)
+@each("stale", [0.0, float("nan"), float("inf")])
 def test_what_lies_in_unwritten_slots_changes_no_bit(runtime: NativeRuntime, stale: float, dtype: torch.dtype):
     step = make_step(MIX, Shape(dtype=dtype), stale=stale)
     assert same_bits(step.run(runtime), portable_output(MIX, Shape(dtype=dtype)))
@@ -204,14 +205,14 @@ def test_rows_past_the_last_request_come_back_as_zeros(runtime: NativeRuntime):
     assert same_bits(output[:3], expected) and bool((output[3:] == 0).all())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_extreme_scores_do_not_overflow(runtime: NativeRuntime, dtype: torch.dtype):
     step = make_step(((1, 40), (4, 300)), Shape(dtype=dtype))
     step.query = step.query * 1e4
     assert_close(step.run(runtime), step.expected(), atol=5e-2)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@each("dtype", TOLERANCES)
 def test_latents_and_rotated_keys_are_written_where_their_slots_are(runtime: NativeRuntime, dtype: torch.dtype):
     num_tokens, num_heads, nope, latent_size, half = 11, 3, 10, 34, 9
     width = latent_size + 2 * half
@@ -235,8 +236,8 @@ def test_latents_and_rotated_keys_are_written_where_their_slots_are(runtime: Nat
     rotated.assert_bands()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 9, 16, 33])
+@each("dtype", TOLERANCES)
+@each("num_rows", [1, 2, 8, 9, 16, 33])
 def test_every_head_has_the_bits_of_its_own_product(runtime: NativeRuntime, num_rows: int, dtype: torch.dtype):
     num_heads, input_size, output_size = 5, 40, 50
     x, weight = randn(num_rows, num_heads, input_size + 8, dtype=dtype), randn(num_heads, 50, 40, dtype=dtype, seed=1)
@@ -261,7 +262,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name, value", WRONG.values(), ids=list(WRONG))
+@each("name, value", WRONG.values())
 def test_wrong_steps_are_refused(runtime: NativeRuntime, name: str, value: torch.Tensor):
     step = make_step(((1, 20),), Shape())
     step.block_table = step.block_table[:, :1]

@@ -11,6 +11,7 @@ from quire.kernels.native.linear import gated_linear, gather_rows, linear, pack_
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import activation as reference_activation
 from quire.kernels.reference import linear as reference
+from tests.each import each
 from tests.kernels.native.guards import Guarded, assert_close, guarded, randn, same_bits
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -28,8 +29,8 @@ def packed(runtime: NativeRuntime, weight: torch.Tensor) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("output_size, input_size", SIZES, ids=lambda size: f"{size}")
+@each("dtype", [BF16, F32])
+@each("output_size, input_size", SIZES)
 def test_every_output_has_the_bits_of_the_reference_in_order(
     runtime: NativeRuntime, output_size: int, input_size: int, dtype: torch.dtype
 ):
@@ -49,7 +50,7 @@ def test_every_output_has_the_bits_of_the_reference_in_order(
     assert same_bits(given.tensor, x)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_sums_are_close_to_those_in_double_precision(runtime: NativeRuntime, dtype: torch.dtype):
     # At most 1000 roundings to 2 ** -24 of sums of 1000 products, each of the size of 1: standard deviation 32.
     weight, x = randn(48, 1000, dtype=dtype, seed=1), randn(20, 1000, dtype=dtype)
@@ -57,7 +58,7 @@ def test_sums_are_close_to_those_in_double_precision(runtime: NativeRuntime, dty
     assert_close(actual, reference.linear(x, weight), atol=1000 * 2**-24 * 32)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_a_row_does_not_depend_on_its_batch(runtime: NativeRuntime, dtype: torch.dtype):
     weight, x = randn(200, 300, dtype=dtype), randn(max(BATCHES), 300, dtype=dtype, seed=1)
     packed_weight = packed(runtime, weight)
@@ -67,7 +68,7 @@ def test_a_row_does_not_depend_on_its_batch(runtime: NativeRuntime, dtype: torch
         assert same_bits(linear(runtime, x[-num_rows:], packed_weight, 200, out_dtype=F32), alone[-num_rows:])
 
 
-@pytest.mark.parametrize("num_rows, input_size", [(300, 96), (531, 96), (261, 700)], ids=str)
+@each("num_rows, input_size", [(300, 96), (531, 96), (261, 700)])
 def test_rows_beyond_a_task_have_the_same_bits(
     runtime: NativeRuntime, portable: NativeRuntime, num_rows: int, input_size: int
 ):
@@ -76,7 +77,7 @@ def test_rows_beyond_a_task_have_the_same_bits(
     assert same_bits(linear(runtime, x, packed_weight, 80), linear(portable, x, packed_weight, 80))
 
 
-@pytest.mark.parametrize("output_size", [1056, 1060], ids="{} outputs".format)
+@each("output_size", [1056, 1060])
 def test_outputs_larger_than_the_caches_have_the_same_bits(runtime: NativeRuntime, output_size: int):
     weight, x = randn(output_size, 4, dtype=BF16), randn(1024, 4, dtype=BF16, seed=1)
     out = Guarded(1024, output_size, dtype=F32)
@@ -85,8 +86,8 @@ def test_outputs_larger_than_the_caches_have_the_same_bits(runtime: NativeRuntim
     assert same_bits(out.tensor, reference.linear_in_order(x, weight))
 
 
-@pytest.mark.parametrize("num_rows", [1, 20], ids="{} rows".format)
-@pytest.mark.parametrize("dtype, bias_dtype", [(BF16, BF16), (BF16, F32), (F32, F32)], ids=str)
+@each("num_rows", [1, 20])
+@each("dtype, bias_dtype", [(BF16, BF16), (BF16, F32), (F32, F32)])
 def test_a_bias_is_added_in_float32_before_rounding(
     runtime: NativeRuntime, dtype: torch.dtype, bias_dtype: torch.dtype, num_rows: int
 ):
@@ -96,7 +97,7 @@ def test_a_bias_is_added_in_float32_before_rounding(
     assert same_bits(actual, reference.linear_in_order(x, weight, bias.tensor).to(dtype))
 
 
-@pytest.mark.parametrize("num_rows", [1, 40], ids="{} rows".format)
+@each("num_rows", [1, 40])
 def test_rows_of_wider_matrices_are_read_and_written_by_their_stride(runtime: NativeRuntime, num_rows: int):
     weight, x = randn(33, 50, dtype=BF16), randn(num_rows, 64, dtype=BF16, seed=1)
     packed_weight, wide = packed(runtime, weight), torch.full((num_rows, 48), 7.0, dtype=BF16)
@@ -115,9 +116,9 @@ def test_nan_and_infinity_reach_the_outputs_of_their_row_alone(runtime: NativeRu
     assert bool(actual[others].isfinite().all())
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("num_rows", [0, 1, 9, 16, 35], ids="{} rows".format)
-@pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
+@each("dtype", [BF16, F32])
+@each("num_rows", [0, 1, 9, 16, 35])
+@each("with_bias", [False, True])
 def test_gated_products_have_the_bits_of_the_product_then_the_activation(
     runtime: NativeRuntime, portable: NativeRuntime, num_rows: int, dtype: torch.dtype, with_bias: bool
 ):
@@ -135,9 +136,9 @@ def test_gated_products_have_the_bits_of_the_product_then_the_activation(
     assert_close(out.tensor, expected, atol=1e-6, rtol=2 * 2**-8 if dtype == BF16 else 1e-6)
 
 
-@pytest.mark.parametrize("row_dtype", [BF16, F16, F32], ids=str)
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("input_size", [1, 31, 33, 70], ids="{} inputs".format)
+@each("row_dtype", [BF16, F16, F32])
+@each("dtype", [BF16, F32])
+@each("input_size", [1, 31, 33, 70])
 def test_packed_rows_come_back_rounded_once(
     runtime: NativeRuntime, row_dtype: torch.dtype, dtype: torch.dtype, input_size: int
 ):
@@ -166,8 +167,8 @@ def test_the_place_of_every_weight_is_as_documented(runtime: NativeRuntime):
         assert as_f32[panel, tile, pair, k % 2, output % 16] == weight[output, k]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")], ids=str)
-@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+@each("bad", [float("nan"), float("inf"), float("-inf")])
+@each("dtype", [BF16, F16, F32])
 def test_packing_reports_values_that_are_not_finite(runtime: NativeRuntime, dtype: torch.dtype, bad: float):
     weight = randn(30, 40, dtype=dtype)
     weight[29, 39] = bad
@@ -186,8 +187,8 @@ def test_half_precision_converts_as_torch_does_for_every_number(runtime: NativeR
         assert same_bits(unpack_rows(runtime, out, 64, 0, len(every)), every.to(to))
 
 
-@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("ids_dtype", [torch.int32, torch.int64])
+@each("dtype", [BF16, F32])
 def test_gathered_rows_are_those_of_the_weight(runtime: NativeRuntime, dtype: torch.dtype, ids_dtype: torch.dtype):
     weight = randn(50, 45, dtype=dtype)
     packed_weight = packed(runtime, weight)
@@ -196,7 +197,7 @@ def test_gathered_rows_are_those_of_the_weight(runtime: NativeRuntime, dtype: to
         assert same_bits(actual, weight[torch.tensor(ids, dtype=torch.int64)])
 
 
-@pytest.mark.parametrize("bad", [-1, 64, 2**40], ids=str)
+@each("bad", [-1, 64, 2**40])
 def test_ids_outside_the_weight_are_refused(runtime: NativeRuntime, bad: int):
     packed_weight = packed(runtime, randn(50, 45))
     with pytest.raises(ShapeError, match=str(bad)):

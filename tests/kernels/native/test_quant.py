@@ -14,6 +14,7 @@ from quire.kernels.native.elementwise import silu_and_mul
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.reference import quant as reference
 from quire.models.weights import relative_error
+from tests.each import each
 from tests.kernels.native.guards import Guarded, guarded, randn, same_bits
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -74,13 +75,13 @@ def pack(runtime: NativeRuntime, format: quant.QuantFormat, rows: torch.Tensor) 
     return Weight(format, packed.tensor, scales.tensor, all_finite, *rows.shape)
 
 
-formats = pytest.mark.parametrize("format", [quant.INT8, quant.INT4], ids=lambda format: format.name)
-sizes = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+formats = each("format", [quant.INT8, quant.INT4])
+sizes = each("size", SIZES)
 
 
 @formats
 @sizes
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_linear_equals_its_reference(
     runtime: NativeRuntime, format: quant.QuantFormat, size: tuple[int, int], dtype: torch.dtype
 ):
@@ -150,8 +151,8 @@ def test_a_row_alone_equals_the_row_in_a_batch(
 
 
 @formats
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("size", [16, 48, 64], ids="{} pairs".format)
+@each("dtype", [BF16, F32])
+@each("size", [16, 48, 64])
 def test_gated_products_have_the_bits_of_the_product_then_the_activation(
     runtime: NativeRuntime, portable: NativeRuntime, format: quant.QuantFormat, dtype: torch.dtype, size: int
 ):
@@ -205,7 +206,7 @@ def test_strided_rows_are_read_by_their_stride(runtime: NativeRuntime, format: q
 
 
 @formats
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_gathered_rows_are_the_unpacked_ones(runtime: NativeRuntime, format: quant.QuantFormat, dtype: torch.dtype):
     weight = pack(runtime, format, randn(70, 161))
     gather = weight.format.gather_rows
@@ -220,7 +221,7 @@ def test_gathered_rows_are_the_unpacked_ones(runtime: NativeRuntime, format: qua
 
 
 @formats
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_zeros_give_the_bias_and_broken_rows_give_nan_alone(
     runtime: NativeRuntime, format: quant.QuantFormat, dtype: torch.dtype
 ):
@@ -311,7 +312,7 @@ def test_impossible_tensors_are_refused(runtime: NativeRuntime, format: quant.Qu
         weight.format.pack_rows(runtime, randn(3, 64), weight.packed, weight.scales, 30)
 
 
-@pytest.mark.parametrize(
+@each(
     "input_size, group_size",
     [(1, 32), (32, 32), (33, 64), (96, 32), (127, 128), (896, 128), (320, 64), (4864, 128), (8960, 128)],
 )

@@ -23,6 +23,7 @@ from quire.kernels.native.delta_net import gated_delta_rule
 from quire.kernels.native.latent import latent_attention
 from quire.kernels.native.linear import linear
 from quire.kernels.native.runtime import NativeRuntime
+from tests.each import each
 from tests.kernels.native import (
     recurrent_steps,
     test_block_quant,
@@ -104,15 +105,15 @@ def check_spans(runtime: NativeRuntime, query: torch.Tensor, attend: Attend) -> 
             assert same_bits(alone, one_by_one[start : start + size]), (start, size)
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32, FP8], ids=str)
-@pytest.mark.parametrize("option", OPTIONS)
+@each("dtype", [BF16, F32, FP8])
+@each("option", OPTIONS)
 def test_attention_of_a_span_is_that_of_its_tokens_one_at_a_time(
     runtime: NativeRuntime, option: str, dtype: torch.dtype
 ):
     check_spans(runtime, *attention(dtype, option, 32 if option != "plain" else 16))
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+@each("dtype", [BF16, F32])
 def test_latent_attention_of_a_span_is_that_of_its_tokens_one_at_a_time(runtime: NativeRuntime, dtype: torch.dtype):
     check_spans(runtime, *latents(dtype, 32))
 
@@ -124,8 +125,8 @@ def check_rows(x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor])
         assert same_bits(product(x[-size:]), alone[-size:]), f"{size} rows"
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("size", [(200, 300), (70, 1056)], ids=str)
+@each("dtype", [BF16, F32])
+@each("size", [(200, 300), (70, 1056)])
 def test_a_product_of_a_span_is_that_of_its_rows_one_at_a_time(
     runtime: NativeRuntime, size: tuple[int, int], dtype: torch.dtype
 ):
@@ -134,8 +135,8 @@ def test_a_product_of_a_span_is_that_of_its_rows_one_at_a_time(
     check_rows(x, lambda rows: linear(runtime, rows, weight, size[0], out_dtype=F32))
 
 
-@pytest.mark.parametrize("format", [quant.INT8, quant.INT4], ids=lambda format: format.name)
-@pytest.mark.parametrize("size", [(131, 320), (80, 1024)], ids=str)
+@each("format", [quant.INT8, quant.INT4])
+@each("size", [(131, 320), (80, 1024)])
 def test_a_quantised_product_of_a_span_is_that_of_its_rows_one_at_a_time(
     runtime: NativeRuntime, size: tuple[int, int], format: quant.QuantFormat
 ):
@@ -143,7 +144,7 @@ def test_a_quantised_product_of_a_span_is_that_of_its_rows_one_at_a_time(
     check_rows(randn(MOST, size[1], dtype=BF16, seed=1), lambda rows: weight.linear(runtime, rows, out_dtype=F32))
 
 
-@pytest.mark.parametrize("kernel", BLOCK_KERNELS.values(), ids=lambda kernel: kernel.name)
+@each("kernel", BLOCK_KERNELS.values())
 def test_a_product_in_blocks_of_a_span_is_that_of_its_rows_one_at_a_time(runtime: NativeRuntime, kernel: Any):
     weight = test_block_quant.random_weight(runtime, kernel)
     x = randn(MOST, test_block_quant.inputs_of(kernel), dtype=BF16)
@@ -198,8 +199,8 @@ RECURRENT = {
 }
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
-@pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
+@each("dtype", [BF16, F32])
+@each("make", RECURRENT.values())
 def test_states_kept_in_a_span_are_those_of_its_tokens_one_at_a_time(
     runtime: NativeRuntime, make: Callable[..., tuple[torch.Tensor, Rule]], dtype: torch.dtype
 ):
@@ -228,11 +229,8 @@ def test_states_kept_in_a_span_are_those_of_its_tokens_one_at_a_time(
     assert all(same_bits(moved[block], expected[block]) for block in (*WRITTEN, *kept.tolist()) if block >= 0)
 
 
-@pytest.mark.parametrize(
-    "place, block", [(0, 12), (0, -2), (0, 1), (0, 2), (0, 4), (0, 8), (4, 6)],
-    ids=["past the end", "before the first", "its own", "written", "read", "another token's", "of a last token"],
-)  # fmt: skip
-@pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
+@each("place, block", [(0, 12), (0, -2), (0, 1), (0, 2), (0, 4), (0, 8), (4, 6)])  # fmt: skip
+@each("make", RECURRENT.values())
 def test_blocks_for_states_after_tokens_that_lead_astray_are_refused(
     runtime: NativeRuntime, make: Callable[..., tuple[torch.Tensor, Rule]], place: int, block: int
 ):

@@ -13,6 +13,7 @@ from quire.kernels.native.state_space import mamba2_scan, mamba_scan
 from quire.kernels.recurrent import RecurrentBatch
 from quire.kernels.reference import state_space as reference
 from quire.kernels.state_layout import from_lanes, in_lanes
+from tests.each import each
 from tests.kernels.native.guards import assert_close, guarded, randn, same_bits
 from tests.kernels.native.recurrent_steps import batch_of, chunks_of
 
@@ -107,8 +108,8 @@ SCANS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("kind", "size", "state_size"), SCANS)
+@each("dtype", TOLERANCE)
+@each(("kind", "size", "state_size"), SCANS)
 def test_scans_equal_their_references(
     runtime: NativeRuntime, portable: NativeRuntime, kind: Any, size: int, state_size: int, dtype: torch.dtype
 ):
@@ -128,8 +129,8 @@ def test_scans_equal_their_references(
     given.assert_bands()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("kind", [Mamba, Mamba2])
+@each("dtype", TOLERANCE)
+@each("kind", [Mamba, Mamba2])
 def test_prompts_give_the_same_bits_however_they_are_cut(runtime: NativeRuntime, kind: Any, dtype: torch.dtype):
     lengths = [1, 20, 7, 3]
     scan = kind(sum(lengths), 40, 9, dtype)
@@ -142,7 +143,7 @@ def test_prompts_give_the_same_bits_however_they_are_cut(runtime: NativeRuntime,
         assert same_bits(out, expected) and same_bits(cut, whole)
 
 
-@pytest.mark.parametrize("kind", [Mamba, Mamba2])
+@each("kind", [Mamba, Mamba2])
 def test_rows_may_be_strided_and_gates_left_out(runtime: NativeRuntime, kind: Any):
     batch = batch_of([5, 3], read=[-1, 2])
     scan = kind(8, 40, 9, torch.bfloat16)
@@ -199,7 +200,7 @@ WRONG: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "wrong"), WRONG.values(), ids=WRONG.keys())
+@each(("kind", "wrong"), WRONG.values())
 def test_impossible_tensors_are_refused(runtime: NativeRuntime, kind: Any, wrong: dict[str, torch.Tensor]):
     scan = kind(5, 40, 9, torch.float32)
     cache = scan.packed()
@@ -209,7 +210,7 @@ def test_impossible_tensors_are_refused(runtime: NativeRuntime, kind: Any, wrong
     assert same_bits(cache, kind(5, 40, 9, torch.float32).packed())
 
 
-@pytest.mark.parametrize("kind", [Mamba, Mamba2])
+@each("kind", [Mamba, Mamba2])
 def test_memory_that_is_written_is_nobody_elses(runtime: NativeRuntime, kind: Any):
     scan = kind(5, 40, 9, torch.float32)
     for wrong in (batch_of([3, 2], write=[2, 2]), batch_of([3, 2], read=[-1, 2], write=[2, 3])):
