@@ -26,11 +26,6 @@ def check_supported(config: QuireConfig) -> None:
             "kv_events_config needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_events_config",
             field="kv_events_config",
         )  # fmt: skip
-    if config.observability.profiler is not None and config.parallel.num_ranks > 1:
-        raise UnsupportedError(
-            "profiles are of one process, and several ranks are configured", hint="leave out profile, or the ranks",
-            field="profile",
-        )  # fmt: skip
     if config.cache.kv_disk_key_file is not None and config.cache.kv_disk is None:
         raise ConfigError(
             "kv_disk_key_file needs kv_disk, whose blocks it encrypts", hint="set kv_disk, or leave it out",

@@ -124,7 +124,7 @@ class TenantCounters(msgspec.Struct, frozen=True, tag="tenants"):
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     """Anything rare: "ping", "pause", "resume", "live_state", "reset_prefix_cache" (`argument`: of running requests,
-    too), "show_memory", "profile" (`argument`: it starts), "end".
+    too), "show_memory", "profile" (`argument`: it starts; else the value is the file), "end".
 
     Answered by a `UtilityResult`; "show_memory" in the memory that the two processes share; "end" by the end of the
     process, which first stores what is to be kept.
@@ -152,7 +152,7 @@ class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
     """Answer to a `UtilityCall`: a value, or an error."""
 
     call_id: int
-    value: bool | EngineState | None = None
+    value: bool | str | EngineState | None = None
     error: ErrorInfo | None = None
 
 

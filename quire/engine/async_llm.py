@@ -312,7 +312,10 @@ class AsyncLLM(WeightControls, EngineClient):
 
     async def profile(self, starts: bool) -> bool:
         """As `Profilable`."""
-        return bool(await self._attached().call("profile", starts))
+        supervisor = self._attached()
+        if isinstance(supervisor, Replicas):
+            return await supervisor.profile(starts)
+        return (await supervisor.call("profile", starts)) is not False
 
     async def live_states(self) -> list[EngineState]:
         """As `EngineClient.live_states`."""

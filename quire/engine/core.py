@@ -264,9 +264,14 @@ class EngineCore:
         parts: dict[MemoryPart, int] = self._executor.call_worker("memory_parts")
         return {**parts, MemoryPart.HOST_TIER: self._tier_bytes(), MemoryPart.GRAMMARS: self._grammars.cached_bytes}
 
-    def profile(self, starts: bool) -> bool:
-        """Start recording steps, or stop; False where that was done before. Called between steps."""
-        return bool(self._executor.call_worker("start_profile" if starts else "stop_profile"))
+    def profile(self, starts: bool) -> bool | str:
+        """Start recording steps, or stop: then the file, "" = there was no step. False where that was done before.
+        Called between steps.
+        """
+        if starts:
+            return bool(self._executor.call_worker("start_profile"))
+        file: str | None = self._executor.call_worker("stop_profile")
+        return False if file is None else file
 
     @property
     def rank_pids(self) -> list[int]:

@@ -159,7 +159,7 @@ class EngineCoreProc:
         self._send(RequestRefused(handle, ErrorInfo.of(error)))
 
     def _call(self, call: UtilityCall) -> None:
-        value: bool | EngineState | None = True
+        value: bool | str | EngineState | None = True
         if call.method == "end":
             self._progress.enter(Phase.IDLE)  # it does not hang
             self._core.end()

@@ -240,6 +240,11 @@ class LLMEngine:
         self._require_alive()
         return self._client.call_worker(method, *args, **kwargs)
 
+    def profile(self, starts: bool) -> bool:
+        """Start recording steps, or stop and write the trace; False where that was done before."""
+        self._require_alive()
+        return self._client.profile(starts)
+
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""
         if self._dead is None:

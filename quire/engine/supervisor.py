@@ -190,7 +190,7 @@ class Supervisor:
         self._is_closed = True
         self._disconnect()
 
-    async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
+    async def call(self, method: str, argument: bool = False) -> bool | str | EngineState | None:
         """Call a utility of the core; waits for a core when there is none now."""
         while True:
             if self._restarting is not None:

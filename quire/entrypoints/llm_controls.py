@@ -100,12 +100,12 @@ class EngineControls:
         """
         if self.llm_engine.config.observability.profiler is None:
             raise ValidationError("profiles have no directory", hint="create it with profile='DIR'", field="profile")
-        if not self.llm_engine.call_worker("start_profile"):
+        if not self.llm_engine.profile(True):
             raise ValidationError("a profile is being taken", hint="end it with stop_profile()", field="profile")
 
     def stop_profile(self) -> None:
         """Write the profile; nothing where none is taken. `quire profile summary FILE` shows it."""
-        self.llm_engine.call_worker("stop_profile")
+        self.llm_engine.profile(False)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Give back the memory of weights and KV cache until `wake_up`.

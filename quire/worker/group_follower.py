@@ -5,6 +5,8 @@ Made by the worker of such a rank. Owns nothing of requests.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -21,9 +23,11 @@ from quire.worker.group_messages import (
     DraftLogits,
     ForwardStep,
     Meet,
+    ProfileSteps,
     SampleLogits,
     SwapBlocks,
 )
+from quire.worker.group_profile import GroupProfile
 from quire.worker.group_steps import GroupStep
 from quire.worker.step_channel import StepChannel
 
@@ -36,6 +40,7 @@ class GroupFollower:
         all_ranks: to all other ranks.
         dtype: of hidden states.
         drafts: of a model that drafts.
+        profile: records what is computed, where rank 0 says so.
         transfers: swaps blocks; None = there is no swap space.
     """
 
@@ -49,6 +54,7 @@ class GroupFollower:
         attention: AttentionGroups,
         dtype: torch.dtype,
         drafts: GroupDrafts,
+        profile: GroupProfile,
         transfers: BlockTransfers | None = None,
     ) -> None:
         self._communicator = communicator
@@ -59,6 +65,7 @@ class GroupFollower:
         self._attention = attention
         self._dtype = dtype
         self._drafts = drafts
+        self._profile = profile
         self._transfers = transfers
 
     @torch.inference_mode()
@@ -67,7 +74,9 @@ class GroupFollower:
         while True:
             message = self._channel.receive()
             if isinstance(message, ForwardStep):
+                start_ns = time.perf_counter_ns()
                 self._step.run(message, self._step.batch_of(message))
+                self._profile.note_forward(start_ns, len(message.input_ids))
             elif isinstance(message, SampleLogits):
                 hidden = torch.empty(message.num_rows, message.size, dtype=self._dtype)
                 self._communicator.broadcast(hidden)
@@ -78,6 +87,8 @@ class GroupFollower:
                 self._drafts.follow(message)
             elif isinstance(message, CopySlots):
                 self._attention.copy_slots(np.array(message.slots))
+            elif isinstance(message, ProfileSteps):
+                self._profile.follow(message)
             elif isinstance(message, Meet):
                 self._all_ranks.barrier()
             else:

@@ -76,6 +76,11 @@ class GroupLead:
             self._step.put_aux(hidden.aux)
         return taken
 
+    def take_all(self) -> None:
+        """Take in the states of all steps: nothing is under way to this rank."""
+        if self._late_rows is not None:
+            self._late_rows.receive_all()
+
     def compute_logits(self, hidden_rows: torch.Tensor) -> torch.Tensor:
         """[num_logits, hidden_size] -> [num_logits, vocab_size], of which every rank computes a part."""
         num_rows, size = hidden_rows.shape

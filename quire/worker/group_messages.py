@@ -133,6 +133,13 @@ class Meet(msgspec.Struct, frozen=True, tag="meet"):
     """Wait for the others: then rank 0 may read and write the caches of all, until it sends the next message."""
 
 
+class ProfileSteps(msgspec.Struct, frozen=True, tag="profile"):
+    """Record what is computed; or, where there is a name for the profile's files, stop, and send what was recorded."""
+
+    name: str
+
+
 GroupMessage = (
     InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet | CopySlots | DraftForward | DraftLogits
-)
+    | ProfileSteps
+)  # fmt: skip

@@ -97,6 +97,11 @@ class LateRows:
         self._under_way.append(late)
         return late
 
+    def receive_all(self) -> None:
+        """Wait for all of them."""
+        while self._under_way:
+            self.receive_oldest()
+
     def receive_oldest(self) -> None:
         """Wait for it: from each stage in turn, the hidden states last."""
         late = self._under_way.popleft()

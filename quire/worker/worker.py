@@ -15,6 +15,7 @@ from quire.attention.sparse import BlockTopK
 from quire.config.engine import QuireConfig
 from quire.config.kv_transfer import KVTransferConfig
 from quire.config.pipeline import divide_layers
+from quire.config.profiler import ProfilerConfig
 from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import num_scratch_blocks
 from quire.core.grammar_bitmask import GrammarBitmask
@@ -49,6 +50,7 @@ from quire.worker.device.aux_graphs import GraphsWithAux
 from quire.worker.device.cache_identity import cache_identity
 from quire.worker.device.graphs import StepGraphs, no_graphs
 from quire.worker.device.profiling import Profile
+from quire.worker.device.recording import Recording
 from quire.worker.device.registry import make_device_ops
 from quire.worker.draft_acceptance import DraftAcceptance, acceptance_options
 from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestTokens
@@ -59,6 +61,7 @@ from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
 from quire.worker.group_messages import InitCache, StageReport
+from quire.worker.group_profile import GroupProfile
 from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
@@ -129,6 +132,7 @@ class Worker:
         self._stages: list[StageReport] | None = None
         self._runner: ModelRunner | Profile[ModelRunner] | None = None
         self._follower: GroupFollower | None = None
+        self._group_profile: GroupProfile | None = None
         self._blocks: AnyBlocks | None = None
         self._kv_cache_config: KVCacheConfig | None = None
         self._connector_caches: ConnectorCaches | None = None
@@ -206,20 +210,23 @@ class Worker:
         config, runner = self._setup.config.observability.profiler, self._ready_runner()
         if config is None or isinstance(runner, Profile):
             return False
-        self._runner = Profile(config, runner, self._ops.runtime, self.stop_profile)
+        self._runner = Profile(config, runner, self._record, self.stop_profile, self._group_profile)
         return True
 
-    def stop_profile(self) -> bool:
-        """Write what was recorded; False where no profile is taken."""
+    def stop_profile(self) -> str | None:
+        """Write what was recorded; the file, "" where there is none, None where no profile is taken."""
         profile = self._runner
         if not isinstance(profile, Profile):
-            return False
+            return None
         self._runner = profile.runner
         try:
-            profile.stop()
+            return str(profile.stop() or "")
         except OSError as error:
             logger.error("the profile cannot be written: %s", error)
-        return True
+        return ""
+
+    def _record(self, config: ProfilerConfig, rank: int) -> Recording:
+        return Recording(config, self._ops.runtime, rank)
 
     def memory_parts(self) -> dict[MemoryPart, int]:
         """What this process has asked memory for, in bytes; the KV cache, its swap space and captures at their most."""
@@ -366,9 +373,12 @@ class Worker:
             ops.communicator, self._channel, self._model, step, block_tables, ops.abort, ops.all_ranks, late_rows
         )
         drafts = GroupDrafts(ops.communicator, group, tables, block_tables, dtype)
+        config = self._setup.config.observability.profiler
+        self._group_profile = profile = GroupProfile(ops.all_ranks, config, self._record, group)
         self._follower = GroupFollower(
-            ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, dtype, drafts, transfers
-        )
+            ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, dtype, drafts, profile,
+            transfers,
+        )  # fmt: skip
         return group, drafts
 
     def _late_rows(self, stage: PipelineStage) -> LateRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 
 import httpx
@@ -37,18 +38,25 @@ def test_two_replicas_say_the_same_when_one_is_killed_and_metrics_have_both():
     assert bad.status_code == 400 and bad.json()["error"]["param"] == "data_parallel_rank"
 
 
-def test_llm_with_two_replicas_generates_what_one_does():
+def test_llm_with_two_replicas_generates_what_one_does_and_is_profiled_in_one_trace(tmp_path):
     prompts = [f"Once {word}" for word in ("upon", "there", "a", "in", "the", "when")]
     params = [SamplingParams(max_tokens=8, temperature=i % 2, seed=i, logprobs=1) for i in range(len(prompts))]
 
     def run(llm: LLM) -> list:
         try:
-            return [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in llm.generate(prompts, params)]
+            llm.start_profile()
+            found = [(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in llm.generate(prompts, params)]
+            llm.stop_profile()
+            return found
         finally:
             llm.llm_engine.shutdown()
 
     settings = {"max_model_len": 256, "num_blocks": 64, "num_threads": 1}
-    assert run(LLM("leaf", data_parallel_size=2, **settings)) == run(LLM("leaf", **settings))
+    expected = run(LLM("leaf", profile=str(tmp_path / "one"), **settings))
+    assert run(LLM("leaf", data_parallel_size=2, profile=str(tmp_path / "two"), **settings)) == expected
+    (file,) = (tmp_path / "two").iterdir()
+    events = json.loads(file.read_text())["traceEvents"]
+    assert {one["pid"] for one in events if one["name"] == "step: forward"} == {1, 1001}
 
 
 @dataclass

@@ -29,7 +29,7 @@ class AsyncMPClient:
     def __init__(self, core: CoreProcess, on_message: Callable[[FromCore], None]) -> None:
         self._core = core
         self._on_message = on_message
-        self._calls: dict[int, asyncio.Future[bool | EngineState | None]] = {}
+        self._calls: dict[int, asyncio.Future[bool | str | EngineState | None]] = {}
         self._call_ids = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -49,7 +49,7 @@ class AsyncMPClient:
         """Send what needs no answer."""
         self._core.link.send(message)
 
-    async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
+    async def call(self, method: str, argument: bool = False) -> bool | str | EngineState | None:
         """Call a utility of the core; its value.
 
         Raises:
@@ -57,7 +57,7 @@ class AsyncMPClient:
             QuireError: what the core answered.
         """
         call_id = next(self._call_ids)
-        answer: asyncio.Future[bool | EngineState | None] = self._loop.create_future()
+        answer: asyncio.Future[bool | str | EngineState | None] = self._loop.create_future()
         self._calls[call_id] = answer
         try:
             self._core.link.send(UtilityCall(call_id, method, argument))

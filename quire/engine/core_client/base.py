@@ -37,6 +37,10 @@ class EngineCoreClient(ABC):
             field="method",
         )
 
+    def profile(self, starts: bool) -> bool:
+        """Start recording steps, or stop and write the trace; False where that was done before."""
+        raise UnsupportedError("this engine core cannot be profiled", field="profile")
+
     @abstractmethod
     def shutdown(self) -> None:
         """End the core; harmless when repeated."""

@@ -38,6 +38,10 @@ class InprocClient(EngineCoreClient):
         """Call a method of the worker, or a function of it."""
         return self._core.call_worker(method, *args, **kwargs)
 
+    def profile(self, starts: bool) -> bool:
+        """As the core's."""
+        return self._core.profile(starts) is not False
+
     def shutdown(self) -> None:
         """End the core; harmless when repeated."""
         self._core.shutdown()

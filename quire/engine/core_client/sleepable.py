@@ -60,6 +60,10 @@ class SleepableClient(EngineCoreClient):
         """As the core's; raises as `add_request`."""
         return self._awake().call_worker(method, *args, **kwargs)
 
+    def profile(self, starts: bool) -> bool:
+        """As the core's; raises as `add_request`."""
+        return self._awake().profile(starts)
+
     def shutdown(self) -> None:
         """End the core."""
         if self._client is not None:

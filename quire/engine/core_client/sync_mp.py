@@ -93,6 +93,19 @@ class SyncMPClient(EngineCoreClient):
         self._core.link.send(UtilityCall(call_id, "reset_prefix_cache", reset_running_requests))
         return bool(self._wait_for(call_id).value)
 
+    def profile(self, starts: bool) -> bool:
+        """Start recording steps, or stop and write the trace; False where that was done before."""
+        return self.ask_profile(starts) is not False
+
+    def ask_profile(self, starts: bool) -> bool | str:
+        """As `EngineCore.profile`; raises what the core answers."""
+        call_id = next(self._call_ids)
+        self._core.link.send(UtilityCall(call_id, "profile", starts))
+        answer = self._wait_for(call_id)
+        if answer.error is not None:
+            raise answer.error.to_error()
+        return answer.value if isinstance(answer.value, str) else bool(answer.value)
+
     def shutdown(self) -> None:
         """End the core; harmless when repeated."""
         self._core.close()

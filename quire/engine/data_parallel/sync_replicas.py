@@ -9,12 +9,14 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.core_client.sync_mp import POLL_S, SyncMPClient
 from quire.engine.data_parallel.shared_service import SharedService
+from quire.engine.replica_traces import merge_traces
 from quire.scheduler.placement import Placement
 
 
@@ -76,6 +78,12 @@ class SyncReplicas(EngineCoreClient):
         """Forget all cached blocks, those of running requests if asked; False while any block is in use."""
         results = [client.reset_prefix_cache(reset_running_requests) for client in self._clients]
         return all(results)
+
+    def profile(self, starts: bool) -> bool:
+        """Start recording the steps of all cores, or stop and write one trace; False where that was done before."""
+        answers = [client.ask_profile(starts) for client in self._clients]
+        merge_traces({index: Path(one) for index, one in enumerate(answers) if isinstance(one, str) and one})
+        return any(one is not False for one in answers)
 
     def shutdown(self) -> None:
         """End the cores; harmless when repeated."""

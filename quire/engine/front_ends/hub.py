@@ -236,6 +236,9 @@ class FrontEndHub:
             await one.check_health()
         elif call.method == "live_states" and isinstance(one, Replicas):
             return OwnerAnswer(call.call_id, states=await one.live_states())
+        elif call.method == "profile":
+            value = await (one.profile(call.flag) if isinstance(one, Replicas) else one.call("profile", call.flag))
+            return OwnerAnswer(call.call_id, value=value is not False)
         elif call.method in ("scale", "restart_replicas"):
             if not isinstance(one, Replicas):
                 raise UnsupportedError("this engine has one replica", field="data_parallel_size")
@@ -244,7 +247,7 @@ class FrontEndHub:
             value = await one.call("live_state" if call.method == "live_states" else call.method, call.flag)
             if isinstance(value, EngineState):
                 return OwnerAnswer(call.call_id, states=[value])
-            return OwnerAnswer(call.call_id, value=value)
+            return OwnerAnswer(call.call_id, value=None if value is None else bool(value))
         return OwnerAnswer(call.call_id)
 
     # --- from the cores: as `Listener` ---

@@ -163,7 +163,7 @@ class RemoteEngine:
             raise given.error.to_error()
         return given
 
-    async def call(self, method: str, argument: bool = False) -> bool | EngineState | None:
+    async def call(self, method: str, argument: bool = False) -> bool | str | EngineState | None:
         """As `Supervisor.call`."""
         answer = await self.ask(method, flag=argument)
         return answer.states[0] if answer.states else answer.value

@@ -92,7 +92,6 @@ def test_a_profile_of_so_many_steps_ends_by_itself(tmp_path: Path):
         ({"profiler_config": '{"torch_dir": "x"}'}, "unknown key"),
         ({"profiler_config": '{"profiler": "torch"}'}, "missing"),
         ({"profile": "x", "profiler_config": '{"torch_profiler_dir": "y"}'}, "two ways"),
-        ({"profile": "x", "tensor_parallel_size": 2}, "several ranks"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], words: str):
