@@ -29,7 +29,7 @@ from quire.engine.heartbeat import Heartbeat, HeartbeatField, Phase
 from quire.engine.spare_process import CORE_MODULE, SpareProcess
 from quire.errors import ConfigError, EngineDeadError, QuireError
 from quire.logger import get_logger
-from quire.utils.children import Child, describe_exit, start_module, write_block
+from quire.utils.children import Child, describe_exit, start_module, wait_for_end, write_block
 from quire.utils.last_words import ASK, LastWords
 from quire.utils.phases import Phases
 
@@ -273,14 +273,10 @@ class CoreProcess:
     def _watch(self) -> None:
         assert self._child is not None
         last = time.monotonic()
-        while True:
-            try:
-                code = self._child.wait(self._poll_s)
-                break
-            except subprocess.TimeoutExpired:
-                now = time.monotonic()
-                self._look(now - last)
-                last = now
+        while (code := wait_for_end(self._child, self._poll_s)) is None:
+            now = time.monotonic()
+            self._look(now - last)
+            last = now
         if not self._is_closing and isinstance(self._answer, CoreReady):
             with self._exit_lock:
                 reason = self._exit_reason = self._hang or f"the process {describe_exit(code)}"
