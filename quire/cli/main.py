@@ -36,6 +36,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("quire.cli.report", "what somebody needs who looks into a problem, as one archive"),
     "profile summary": ("quire.cli.profile_summary", "a table of a profile: time by kernel"),
     "usage": ("quire.cli.usage", "tokens by day, tenant, key and model, as CSV or JSON"),
+    "weights update": ("quire.cli.weights_update", "new weights for a running server, without losing a request"),
+    "weights show": ("quire.cli.weights_show", "which weights each replica of a running server has"),
     "doctor": ("quire.cli.doctor", "what will be slow or fail here, and the fix"),
     "replay": ("quire.cli.replay", "replay a flight recording and show why requests waited"),
     "plan": ("quire.cli.plan", "capacity planning by simulation"),
