@@ -56,8 +56,7 @@ class AsyncLLM(WeightControls, EngineClient):
 
     Args:
         parts: the front-end.
-        core: the process of an engine core that is ready; or the cores that another process owns, for one of several
-            front ends.
+        core: the process of an engine core that is ready; or the cores that another process owns (`FrontEndEngine`).
         launch: starts another such process; None = the owner does.
         others: processes of the cores of other replicas, ready.
         launch_replica: starts a process for a replica with a number; None = there is one core.
@@ -98,7 +97,7 @@ class AsyncLLM(WeightControls, EngineClient):
         parts.input_processor.check_forms_with(self._forms.resolve)
         self._logs = None if is_remote else StepLogs(parts.config, names_replicas=has_replicas)
         self._sleep, self._changing = SleepState(), asyncio.Lock()
-        self._request_ids = lambda: self._front.request_ids
+        self._handles = lambda: self._front.handles_of(self._front.request_ids)
         self._launch = launch if launch_replica is None else launch_replica
         self._supervisor: Supervisor | Replicas | RemoteEngine
         if isinstance(core, RemoteEngine):
@@ -276,8 +275,7 @@ class AsyncLLM(WeightControls, EngineClient):
         except BaseException:
             stream.close()
             raise
-        if not isinstance(self._supervisor, RemoteEngine):
-            stream.placed = self._supervisor.live_of(submission.messages[0].handle)
+        stream.placed = self._supervisor.live_of(submission.messages[0].handle)
         return stream
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
@@ -331,14 +329,6 @@ class AsyncLLM(WeightControls, EngineClient):
         """As `Observable`."""
         supervisor = self._supervisor
         return [supervisor.processes()] if isinstance(supervisor, Supervisor) else supervisor.processes()
-
-    async def pause_generation(self) -> None:
-        """Stop running steps; requests wait."""
-        await self._attached().pause(True)
-
-    async def resume_generation(self) -> None:
-        """Go on after a pause."""
-        await self._attached().pause(False)
 
     def shutdown(self) -> None:
         """End the engine core; harmless when repeated."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol, runtime_checkable
 
 from quire.config import QuireConfig
@@ -63,14 +63,14 @@ class WeightControls:
     _totals: TotalStats | None
     _launch: Callable[..., Any] | None
     _sleep: SleepState
-    _request_ids: Callable[[], list[str]]
+    _handles: Callable[[], list[int]]
     _changing: asyncio.Lock
     _waking: asyncio.Task[None] | None = None
 
     def _require_alive(self) -> None:
         raise NotImplementedError
 
-    async def abort(self, request_ids: str | Iterable[str]) -> None:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """As `EngineClient`."""
         raise NotImplementedError
 
@@ -108,12 +108,8 @@ class WeightControls:
         return self._supervisor
 
     def _cores(self) -> Supervisor | Replicas:
-        """What keeps the cores running, when it is in this process."""
-        if isinstance(self._supervisor, RemoteEngine):
-            raise UnsupportedError(
-                "sleep and new weights are not supported with several front ends",
-                hint="use api_server_count=1", field="api_server_count",
-            )  # fmt: skip
+        """What keeps the cores running, which is in this process."""
+        assert not isinstance(self._supervisor, RemoteEngine), "`FrontEndEngine` has the owner do this"
         return self._supervisor
 
     # --- weights ---
@@ -122,15 +118,14 @@ class WeightControls:
     def weight_versions(self) -> dict[int, str]:
         """Of each replica, the version of its weights; "" = those that the engine was started with."""
         supervisor = self._supervisor
-        if isinstance(supervisor, Supervisor):
-            return {0: supervisor.weight_version}
-        return supervisor.weight_versions if isinstance(supervisor, Replicas) else dict.fromkeys(supervisor.indexes, "")
+        return {0: supervisor.weight_version} if isinstance(supervisor, Supervisor) else supervisor.weight_versions
 
     async def update_weights(self, path: str, version: str = "", drain_timeout_s: float = WAIT_S) -> None:
         """Replace the weights by those in a directory, one replica after the other, without losing a request.
 
         A replica takes no new requests, ends what it runs, and comes back with the new weights and an empty cache.
-        New requests go to the others, or wait where there is one. Every answer is computed by one version.
+        New requests go to the others, or wait where there is one. Every answer is computed by one version; but an
+        engine that was paused with its requests is not waited for, and they go on with the new weights.
 
         Args:
             path: a directory with a model of the same shape.
@@ -142,7 +137,6 @@ class WeightControls:
             QuireError: a core cannot be started with these weights. A single one is started with the old ones again.
         """
         self._require_awake()
-        self._cores()
         launch = self._launch
         if not isinstance(launch, Launcher):
             raise UnsupportedError("the weights of this engine cannot be replaced", field="path")
@@ -194,14 +188,12 @@ class WeightControls:
                 "sleep mode is off", hint="start with --enable-sleep-mode", field="enable_sleep_mode"
             )
         check_sleep(level, mode)
-        self._cores()
         async with self._changing:
             if self._sleep.level >= level > 0 or (self._sleep.level and not level):
                 return
             await self._end_requests(mode)
             if level == 0:
-                await self._cores().pause(True)
-                self._cores().release()
+                await self._stop_steps()
                 self._sleep = SleepState(0, frozenset({SCHEDULING}))
                 return
             self._sleep = SleepState(level, frozenset(TAGS))
@@ -211,8 +203,12 @@ class WeightControls:
             logger.info("sleeping at level %d", level)
 
     async def _end_requests(self, mode: str) -> None:
+        if mode == "wait" and self._cores().is_paused:
+            raise ValidationError(
+                "requests cannot end while the engine is paused", hint="use mode=keep or mode=abort", field="mode"
+            )
         if mode == "abort":
-            await self.abort(self._request_ids())
+            self._cores().abort_requests(self._handles())
         elif mode == "wait" and not await self._cores().finish(WAIT_S):
             raise ValidationError("requests did not end in a day", hint="use mode=keep or mode=abort", field="mode")
 
@@ -243,6 +239,36 @@ class WeightControls:
                 logger.info("awake")
             self._sleep = SleepState(level if left else 0, left)
             return not left
+
+    # --- pauses ---
+
+    async def pause_generation(self, mode: str = "keep", clear_cache: bool = False) -> None:
+        """Stop running steps; requests that come meanwhile wait.
+
+        Args:
+            mode: what becomes of those that run, as `sleep`.
+            clear_cache: forget the prefix cache, and the blocks of requests that are kept, which compute them again.
+
+        Raises:
+            ValidationError: there is no such mode.
+        """
+        check_sleep(0, mode)
+        self._require_awake()
+        async with self._changing:
+            await self._end_requests(mode)
+            await self._stop_steps()
+            if clear_cache:
+                await self.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """Go on after a pause."""
+        self._require_awake()
+        async with self._changing:
+            await self._cores().pause(False)
+
+    async def _stop_steps(self) -> None:
+        await self._cores().pause(True)
+        self._cores().release()  # what `_end_requests` held back
 
     def note_request_while_asleep(self) -> None:
         """A request came while the engine sleeps: it waits, wakes it up, or is refused.

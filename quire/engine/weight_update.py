@@ -14,11 +14,13 @@ async def replace_weights(
 ) -> None:
     """End what runs, and go on with a core that `launch` starts; new requests wait meanwhile.
 
+    What a paused core has cannot end: it goes on with the new weights.
+
     Raises:
         ValidationError: what runs did not end in time, and nothing has changed.
         QuireError: the core cannot be started; one with the old weights is.
     """
-    if not await supervisor.finish(timeout_s):
+    if not supervisor.is_paused and not await supervisor.finish(timeout_s):
         raise ValidationError(
             f"requests did not end within {timeout_s:g} s; they run on with the old weights",
             hint="try again, or give more drain_timeout", field="drain_timeout",

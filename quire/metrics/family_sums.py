@@ -45,11 +45,6 @@ def families_of(collector: Collector) -> list[Family]:
     ]
 
 
-def counted(families: Iterable[Family]) -> list[Family]:
-    """What stays of a process that has ended: what it counted."""
-    return [one for one in families if one.type in ADDED_TYPES]
-
-
 def merged(parts: Sequence[Sequence[Family]]) -> list[Family]:
     """The families of several processes as those of one."""
     first: dict[str, Family] = {}

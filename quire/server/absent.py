@@ -9,7 +9,8 @@ NO_PATH = ErrorKind(404, "NotFoundError", "not_found")
 
 POOLING = "embedding, ranking and classification models are not supported; this model generates text"
 LORA = "adapters (LoRA) are not supported yet"
-PAUSES = "pauses and transfers of weights are not supported; see /sleep, /update_weights"
+PAUSES = "transfers of weights are not supported; see /pause, /sleep, /update_weights"
+STEPS = "it needs an operator API key (--api-key-file), or --enable-sleep-mode"
 SLEEPS = "sleep mode is off; start the server with --enable-sleep-mode"
 PROFILES = "profiling is off; start the server with --profile DIR and API keys (--api-key-file)"
 SPLIT = "prefill and decode run in the same server; send the request itself"
@@ -26,11 +27,11 @@ REASONS = {
     ),
     LORA: ("load_lora_adapter", "unload_lora_adapter"),
     PAUSES: (
-        "pause", "resume", "is_paused", "collective_rpc",
-        "init_weight_transfer_engine",
+        "collective_rpc", "init_weight_transfer_engine",
         "start_weight_update", "finish_weight_update", "is_scaling_elastic_ep",
         "fault_tolerance", "release_kv_cache_memory", "abort_requests", "get_world_size",
     ),
+    STEPS: ("pause", "resume", "is_paused"),
     SLEEPS: ("sleep", "wake_up", "is_sleeping"),
     PROFILES: ("start_profile", "stop_profile"),
     SPLIT: ("render", "derender", "inference"),

@@ -92,8 +92,7 @@ def make_app(engine: EngineClient, config: ServerConfig, share: FrontEndShare | 
     share = share or FrontEndShare()
     state = make_state(engine, config, read_keys(), share.limits, share.peers)
     kept = KeptResponses(config.responses, share.shelf)
-    if share.peers is not None:
-        kept.background.on_start = share.peers.claim
+    kept.background.others = share.peers
     life = ServerLife(state.parts, read_keys, state.bodies, engine.check_health, kept.close)
     routes = Routes(_application(life), state)
     of_model = model_routes(state, kept)
@@ -120,6 +119,7 @@ def make_app(engine: EngineClient, config: ServerConfig, share: FrontEndShare | 
             weights = WeightRoutes(state, engine)
             routes.add("/update_weights", weights.update, body=UpdateRequest)
             routes.add("/weight_info", weights.info)
+            routes.add_pauses(weights)
         if isinstance(engine, Migratable):
             routes.add("/snapshot_request", MigrationRoutes(state).snapshot, body=SnapshotRequest)
             routes.add("/resume_request", MigrationRoutes(state).resume, body=ResumeRequest)
@@ -128,6 +128,8 @@ def make_app(engine: EngineClient, config: ServerConfig, share: FrontEndShare | 
         routes.add("/sleep", weights.sleep, method="POST")
         routes.add("/wake_up", weights.wake_up, method="POST")
         routes.add("/is_sleeping", weights.is_sleeping)
+        if not state.tenants.needs_key:
+            routes.add_pauses(weights)
     routes.app.state.server = state
     return routes.app
 
@@ -284,6 +286,12 @@ class Routes:
         if not parts.config.http.disable_fastapi_docs:
             self.add("/openapi.json", self._openapi)
             self.add("/docs", _docs)
+
+    def add_pauses(self, weights: WeightRoutes) -> None:
+        """Of steps, for trainers."""
+        self.add("/pause", weights.pause, method="POST")
+        self.add("/resume", weights.resume, method="POST")
+        self.add("/is_paused", weights.is_paused)
 
     def add_debug(
         self, sources: Callable[[], Sequence[ServerState]], parts: ServerParts, is_draining: Callable[[], bool]

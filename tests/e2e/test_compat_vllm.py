@@ -86,8 +86,10 @@ def test_streams_on_an_event_loop_stop_pause_and_end():
         await engine.pause_generation(mode="keep")
         await engine.resume_generation()
         assert [output async for output in added][-1].finished
-        with pytest.raises(ValidationError, match="mode='wait'"):
+        await engine.pause_generation(mode="wait")
+        with pytest.raises(ValidationError, match="while the engine is paused"):
             await engine.pause_generation(mode="wait")
+        await engine.resume_generation()
         long = SamplingParams(max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
         added = await engine.add_request("d", "Once", long)
         await engine.abort("d")

@@ -38,6 +38,10 @@ class PrintingExecutor(ScriptedExecutor):
 
     weights = 0
 
+    def call_worker(self, method: str) -> dict[str, int]:
+        """It has no memory to speak of."""
+        return {}
+
     def sample_tokens(self, computed: SchedulerOutput, grammar: object = None) -> ModelRunnerOutput:
         rows = computed.rows[computed.is_sampling]
         for row in rows.tolist():
@@ -89,7 +93,7 @@ class HandCore:
 
     def turn(self) -> None:
         """One turn of the loop, if there is anything to do."""
-        if self.has_mail() or self._core.has_unfinished_requests():
+        if self.has_mail() or (self._core.has_unfinished_requests() and not self._proc._is_paused):
             self._proc.run_once()
         self.num_turns += 1
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import zmq
 
+from quire.core.process_stats import CoreProcesses
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.crash_reports import CoreRemains
+from quire.engine.data_parallel.replicas import supervise
+from quire.engine.front_ends.hub import FrontEndHub
+from quire.engine.front_ends.link import FrontEndLink
+from quire.engine.front_ends.messages import ToFrontEnd, ToOwner
+from quire.engine.front_ends.remote import RemoteEngine
 from quire.engine.output_stream import OutputStream
+from quire.engine.parts import FrontEndParts
 from quire.errors import EngineDeadError
+from quire.server.front_ends.controls import OwnerControls
+from quire.server.front_ends.engine import FrontEndEngine
 from tests.server.engines import rule, scripted_config
 from tests.server.hand_core import HandCore, make_parts
 
@@ -33,6 +45,11 @@ class MortalCore(HandCore):
         self.is_dead = False
         self.pid = 1000 + index
         self._on_exit: Callable[..., None] = lambda *_: None
+
+    @property
+    def processes(self) -> CoreProcesses:
+        """As if it were one."""
+        return CoreProcesses(self.index, [self.pid])
 
     def watch_exit(self, on_exit: Callable[..., None]) -> None:
         self._on_exit = on_exit
@@ -116,20 +133,49 @@ class Fleet:
     Attributes:
         engine: to be used within `run`.
         cores: that were started, the last one of each replica.
+        fronts: front ends of an owner, of which `engine` is the first; empty = `engine` is alone.
         born_dead, born_slow: replicas whose next cores do not start, or take their time.
     """
 
-    def __init__(self, count: int = 2, **settings: Any) -> None:
+    _turns: Iterator[AsyncLLM] = iter(())
+
+    def __init__(self, count: int = 2, fronts: int = 0, **settings: Any) -> None:
         self.born_dead, self.born_slow = set[int](), set[int]()
         self.cores = {index: MortalCore(index) for index in range(count)}
         self._all = list(self.cores.values())
+        self._links: list[FrontEndLink[ToOwner]] = []
         for core in self._all:
             core.wait_ready()
         parts = make_parts(data_parallel_size=count, num_blocks=128, **settings)
         first, *others = self.cores.values()
         launch = FleetLauncher(self)
+        self.fronts: list[FrontEndEngine] = []
+        self.hub: FrontEndHub | None = None
+        if fronts:
+            self._make_fronts(fronts, parts, launch)
+            self.engine: AsyncLLM = self.fronts[0]
+            self._turns = itertools.cycle(self.fronts)
+            return
         replicas = (others, launch) if count > 1 else ()
         self.engine = AsyncLLM(parts, first, launch, *replicas)  # type: ignore[arg-type]
+
+    def _make_fronts(self, fronts: int, parts: FrontEndParts, launch: FleetLauncher) -> None:
+        """As the owner and its processes, over real links, all in this one."""
+        first, *others = cast(Any, list(self.cores.values()))
+        hub = self.hub = FrontEndHub(parts.config, has_replicas=bool(others))
+        hub.supervisor = supervise(hub, parts.config, first, launch, others, launch if others else None)
+        self.controls = OwnerControls(hub, parts.config, launch)
+        hub.supervisor.attach()
+        self._keeping = asyncio.ensure_future(hub.keep_status())
+        for serial in range(1, fronts + 1):
+            near, far = socket.socketpair()
+            link: FrontEndLink[ToOwner] = FrontEndLink(near, ToOwner, "front end")
+            link.listen(partial(hub.take, serial))
+            hub.add_front_end(serial, cast(Any, link))
+            remote = RemoteEngine(FrontEndLink(far, ToFrontEnd, "owner"), serial)
+            self.fronts.append(FrontEndEngine(parts, remote))
+            self._links.append(link)
+            remote.attach()
 
     def launch(self, index: int) -> Any:
         """Another core for a replica."""
@@ -140,7 +186,14 @@ class Fleet:
 
     def shutdown(self) -> None:
         """End everything."""
-        self.engine.shutdown()
+        for engine in self.fronts or [self.engine]:
+            engine.shutdown()
+        if self.hub is not None:
+            self._keeping.cancel()
+            self.hub.close()
+            self.hub.supervisor.close()
+        for link in self._links:
+            link.close()
         for core in self._all:
             core.destroy()
 
@@ -153,13 +206,14 @@ class Fleet:
             await asyncio.sleep(0.001)
 
     async def open(self, prompt: list[int], max_tokens: int, name: str, **options: Any) -> OutputStream:
-        """A stream of whole answers."""
+        """A stream of whole answers, at each front end in turn."""
         from quire.core.request_options import RequestOptions
 
         params = SamplingParams(
             max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.CUMULATIVE
         )
-        return await self.engine.open_stream({"prompt_token_ids": prompt}, params, name, RequestOptions(**options))
+        engine = next(self._turns, self.engine)
+        return await engine.open_stream({"prompt_token_ids": prompt}, params, name, RequestOptions(**options))
 
     async def finish(self, streams: list[OutputStream]) -> list[list[int]]:
         """Turn the cores until all have ended; the tokens of each."""

@@ -219,10 +219,11 @@ def test_cve_2026_7301_and_cve_2025_10164_there_are_no_routes_that_administer(se
     administers = {
         "/reset_prefix_cache", "/server_info", "/scale_elastic_ep", "/restart_replicas", "/snapshot_request",
         "/resume_request", "/start_profile", "/stop_profile", "/update_weights", "/sleep", "/wake_up",
+        "/pause", "/resume",
     }  # fmt: skip
     assert {path for path in ROUTE_ACCESS if path in ADMIN} == administers
     assert {path for path, access in ROUTE_ACCESS.items() if access is Access.OPERATOR} == administers | {
-        "/weight_info", "/is_sleeping",
+        "/weight_info", "/is_sleeping", "/is_paused",
     }  # fmt: skip
 
 

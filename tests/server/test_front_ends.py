@@ -16,6 +16,7 @@ from tests.robustness.http_streams import Exchange, ask
 from tests.robustness.server_process import ServerProcess, front_ends_of, wait_until
 
 RED, BLUE, OPS = "red-key-123456", "blue-key-123456", "ops-key-123456"
+ENDED = "vllm:e2e_request_latency_seconds_count"
 KEYS = f"""
 tenants:
   red: {{keys: [{RED}], requests_per_minute: 7}}
@@ -26,10 +27,12 @@ tenants:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    directory = tmp_path_factory.mktemp("keys")
+    keys = directory / "keys.yaml"
     keys.write_text(KEYS)
     keys.chmod(0o600)
-    with ServerProcess("--api-server-count", "2", "--api-key-file", str(keys), "--max-model-len", "512") as running:
+    flags = ("--api-key-file", str(keys), "--usage-ledger", str(directory / "usage.db"), "--max-model-len", "512")
+    with ServerProcess("--api-server-count", "2", *flags) as running:
         yield running
         running.stop()
         assert not running.leftovers
@@ -96,9 +99,59 @@ def test_a_response_is_found_from_both_while_it_is_made_and_after(server):
     asyncio.run(run())
 
 
+def test_an_id_of_a_response_is_taken_at_both(server):
+    async def run() -> list[int]:
+        body = {"model": "leaf", "input": "Once", "max_output_tokens": 60, "request_id": "mine"}
+        answers = await asyncio.gather(*(ask(server.port, "/v1/responses", body, key=OPS) for _ in range(6)))
+        assert all(b"mine" in one.body for one in answers if one.status != 200)
+        return [one.status for one in answers]
+
+    assert sorted(asyncio.run(run())) == [200, 400, 400, 400, 400, 400]
+
+
+def test_steps_are_paused_for_both(server):
+    async def run() -> None:
+        waiting = asyncio.create_task(ask(server.port, "/v1/completions", stream(3, 200), key=OPS))
+        paused = await ask(server.port, "/pause?mode=keep&clear_cache=false", {}, key=OPS)
+        assert (paused.status, paused.body) == (200, b'{"status":"paused"}')
+        late = asyncio.create_task(ask(server.port, "/v1/completions", stream(4, 8), key=OPS))
+        for _ in range(2):
+            while (await ask(server.port, "/is_paused", key=OPS)).body != b'{"is_paused":true}':
+                await asyncio.sleep(0.005)
+        assert not late.done()
+        assert (await ask(server.port, "/resume", {}, key=OPS)).body == b'{"status":"resumed"}'
+        assert (await waiting).is_whole and (await late).is_whole
+        assert (await ask(server.port, "/pause?mode=no", {}, key=OPS)).status == 400
+        assert (await ask(server.port, "/pause", {}, key=BLUE)).status == 403
+
+    asyncio.run(run())
+
+
+async def used(server: ServerProcess) -> dict[str, int]:
+    """Tokens that were generated, by tenant, in the ledger and as counted."""
+    rows = json.loads((await ask(server.port, "/v1/usage", key=OPS)).body)["data"]
+    total = dict.fromkeys(("red", "blue", "ops"), 0)
+    for row in rows:
+        total[row["tenant"]] += row["generated_tokens"]
+    for tenant, count in total.items():
+        assert await metric(server, f'quire:tenant_generated_tokens_total{{tenant="{tenant}"}}') == count
+    return total
+
+
+def test_what_was_used_is_counted_exactly_whoever_is_asked(server):
+    async def run() -> None:
+        before = await used(server)
+        assert before["ops"] > before["red"] == 14
+        body = {"model": "leaf", "prompt": "Once", "max_tokens": 16, "ignore_eos": True}
+        await asyncio.gather(*(ask(server.port, "/v1/completions", body, key=OPS) for _ in range(6)))
+        assert await used(server) == {**before, "ops": before["ops"] + 96}
+
+    asyncio.run(run())
+
+
 def test_one_that_is_killed_breaks_its_own_connections_alone_and_leaves_nothing_behind(server):
     async def run() -> None:
-        before = front_ends_of(server.pid)
+        before, num_ended = front_ends_of(server.pid), await metric(server, ENDED)
         exchanges = [Exchange() for _ in range(4)]
         asked = [
             asyncio.create_task(ask(server.port, "/v1/completions", stream(seed), one, key=BLUE))
@@ -107,6 +160,8 @@ def test_one_that_is_killed_breaks_its_own_connections_alone_and_leaves_nothing_
         while not all(one.pieces for one in exchanges):
             await asyncio.sleep(0.005)
         assert (await ask(server.port, "/v1/completions", stream(9), key=BLUE)).status == 429
+        short = [ask(server.port, "/v1/completions", stream(seed, 4), key=OPS) for seed in range(4)]
+        assert all(one.is_whole for one in await asyncio.gather(*short))
         os.kill(before[0], signal.SIGKILL)
         await asyncio.gather(*asked)
         assert [one.is_whole for one in exchanges].count(True) == 2, "two streams of each"
@@ -114,9 +169,18 @@ def test_one_that_is_killed_breaks_its_own_connections_alone_and_leaves_nothing_
             *(ask(server.port, "/v1/completions", stream(seed, 16), key=BLUE) for seed in range(4))
         )
         assert all(one.is_whole for one in answers), "none of the four places is lost"
+        assert await metric(server, ENDED) == num_ended + 2 + 4 + 4, "it had counted what ended until its last moment"
 
     asyncio.run(run())
     wait_until(lambda: "serves again" in server.log, "the front end is replaced")
     assert len(front_ends_of(server.pid)) == 2
     for name, value in {"front_ends": 2, "front_ends_ready": 2, "front_end_restarts_total": 1}.items():
         assert asyncio.run(metric(server, f"quire:{name} ")) == value, name
+
+
+def test_the_owner_leaves_nothing_behind_whoever_kills_it(server):
+    children = front_ends_of(server.pid)
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "its front ends end")
+    assert not server.leftovers

@@ -185,7 +185,7 @@ def own_counts(page: str) -> dict[str, float]:
 
 def test_every_counter_and_histogram_agrees_with_a_replayed_count():
     complete = "/v1/completions"
-    engine = ScriptedEngine(config=scripted_config(max_num_seqs=2))
+    engine = ScriptedEngine(config=scripted_config(max_num_seqs=2, sleeping_requests="reject"))
     with RunningServer(engine, max_num_queued_reqs=0, max_num_queued_tokens=10**6) as server:
         # (prompt tokens, n, max_tokens): whole, as streams, with a stop of its own, and one of two prompts
         asked = [(10, 1, 4), (11, 1, 5), (20, 2, 6), (8, 2, 1)]

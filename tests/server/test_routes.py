@@ -43,6 +43,7 @@ def test_head_is_answered_as_get_without_its_body(server):
         ("POST", "/v1/load_lora_adapter", "LoRA"),
         ("POST", "/sleep", "--enable-sleep-mode"),
         ("GET", "/is_sleeping", "--enable-sleep-mode"),
+        ("POST", "/pause", "--enable-sleep-mode"),
         ("POST", "/start_profile", "profiling"),
         ("POST", "/v1/chat/completions/render", "same server"),
         ("POST", "/reset_prefix_cache", "API keys"),

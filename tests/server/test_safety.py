@@ -58,6 +58,7 @@ def test_every_route_says_who_may_reach_it(guarded):
     of_others |= {"/snapshot_request", "/resume_request"}  # of engines whose requests can be moved
     of_others |= {"/start_profile", "/stop_profile"}  # of servers with --profile
     of_others |= {"/update_weights", "/weight_info", "/sleep", "/wake_up", "/is_sleeping"}  # of engines in processes
+    of_others |= {"/pause", "/resume", "/is_paused"}
     assert {path for path, _ in routes} == set(ROUTE_ACCESS) - of_others, (
         "give each route a line in quire/server/http/access.py"
     )
@@ -351,7 +352,7 @@ def test_a_server_whose_engine_has_stopped_for_good_ends(monkeypatch):
 
 
 def test_a_paused_engine_takes_no_new_work_but_is_healthy():
-    with RunningServer(ScriptedEngine(is_paused=True)) as server:
+    with RunningServer(ScriptedEngine(config=scripted_config(sleeping_requests="reject"), is_paused=True)) as server:
         assert httpx.get(server.url + "/health").status_code == 200
         assert httpx.get(server.url + "/ready").status_code == 503
         assert post(server, CHAT, HELLO).headers["retry-after"]

@@ -32,13 +32,23 @@ async def more(fleet: Fleet, name: str) -> list[Any]:
     return [await fleet.open(prompt, 12, f"{name}{i}") for i, prompt in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_weights_are_replaced_under_load_and_every_answer_is_of_one_version(count: int):
+async def settled(fleet: Fleet, front: Any) -> None:
+    """Wait until another front end knows what the owner has done."""
+    while front.sleep_state != fleet.engine.sleep_state or front.weight_versions != fleet.engine.weight_versions:
+        await fleet.turn()
+
+
+SETUPS = [(1, 0), (2, 0), (1, 2), (2, 2)]
+"""Replicas, and front ends if there are several."""
+
+
+@pytest.mark.parametrize(("count", "fronts"), SETUPS)
+def test_weights_are_replaced_under_load_and_every_answer_is_of_one_version(count: int, fronts: int):
     async def test(fleet: Fleet) -> None:
         streams = await begin(fleet)
         await fleet.turn(3)
         updating = asyncio.ensure_future(fleet.engine.update_weights("1", "v1"))
-        await asyncio.sleep(0)
+        await fleet.turn()
         late = await more(fleet, "late")
         answers = await fleet.finish([*streams, *late])
         await updating
@@ -52,7 +62,7 @@ def test_weights_are_replaced_under_load_and_every_answer_is_of_one_version(coun
         fleet.cores[0].die()
         assert await fleet.finish(await more(fleet, "after")) == OTHERS, "a core that is replaced has the new weights"
 
-    run(test, count)
+    run(test, count, fronts=fronts)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -87,12 +97,15 @@ def test_a_core_that_dies_during_an_update_comes_back_with_the_weights_of_its_re
     run(test)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_engine_sleeps_and_its_requests_wait(count: int):
+@pytest.mark.parametrize(("count", "fronts"), SETUPS)
+def test_an_engine_sleeps_and_its_requests_wait(count: int, fronts: int):
     async def test(fleet: Fleet) -> None:
         streams = await begin(fleet)
         await fleet.turn(4)
         await fleet.engine.sleep(1, "keep")
+        for front in fleet.fronts:
+            await settled(fleet, front)
+            assert await front.is_sleeping() and not front._supervisor.is_restarting
         assert await fleet.engine.is_sleeping() and fleet.engine.sleep_state.name == "weights_offloaded"
         assert all(core.is_dead for core in fleet.cores.values())
         await fleet.engine.check_health()
@@ -106,10 +119,11 @@ def test_an_engine_sleeps_and_its_requests_wait(count: int):
         assert await fleet.finish([*streams, *waiting]) == ANSWERS * 2
         assert await fleet.engine.wake_up(), "harmless when awake"
 
-    run(test, count, enable_sleep_mode=True)
+    run(test, count, fronts=fronts, enable_sleep_mode=True)
 
 
-def test_modes_of_sleep_end_or_finish_what_runs():
+@pytest.mark.parametrize("fronts", [0, 2])
+def test_modes_of_sleep_end_or_finish_what_runs(fronts: int):
     async def test(fleet: Fleet) -> None:
         streams = await begin(fleet)
         await fleet.turn(2)
@@ -134,21 +148,75 @@ def test_modes_of_sleep_end_or_finish_what_runs():
         with pytest.raises(ValidationError, match="unknown tag"):
             await fleet.engine.wake_up(["disk"])
 
-    run(test, 1, enable_sleep_mode=True)
+    run(test, 1, fronts=fronts, enable_sleep_mode=True)
 
 
+@pytest.mark.parametrize("fronts", [0, 2])
 @pytest.mark.parametrize("what", ["wake", "reject"])
-def test_a_request_wakes_the_engine_or_is_refused_as_the_setting_says(what: str):
+def test_a_request_wakes_the_engine_or_is_refused_as_the_setting_says(what: str, fronts: int):
     async def test(fleet: Fleet) -> None:
         await fleet.engine.sleep()
         if what == "reject":
             with pytest.raises(QuireError, match="asleep"):
-                await begin(fleet)
+                for stream in await begin(fleet):
+                    await stream.get()
             await fleet.engine.wake_up()
         assert await fleet.finish(await more(fleet, "late")) == ANSWERS
         assert not await fleet.engine.is_sleeping()
 
-    run(test, 1, enable_sleep_mode=True, sleeping_requests=what)
+    run(test, 1, fronts=fronts, enable_sleep_mode=True, sleeping_requests=what)
+
+
+@pytest.mark.parametrize("fronts", [0, 2])
+def test_a_paused_engine_keeps_ends_or_finishes_what_runs(fronts: int):
+    async def test(fleet: Fleet) -> None:
+        streams = await begin(fleet)
+        await fleet.turn(3)
+        await answered(fleet, fleet.engine.pause_generation("keep", clear_cache=True))
+        late = await more(fleet, "late")
+        await fleet.turn()
+        for stream in streams:
+            stream.take()
+        await fleet.turn(5)
+        assert fleet.engine.is_paused and not any(stream.is_ready for stream in [*streams, *late])
+        with pytest.raises(ValidationError, match="while the engine is paused"):
+            await fleet.engine.pause_generation("wait")
+        await answered(fleet, fleet.engine.resume_generation())
+        assert await fleet.finish([*streams, *late]) == ANSWERS * 2 and not fleet.engine.is_paused
+        streams = await begin(fleet)
+        await fleet.turn(3)
+        pausing = asyncio.ensure_future(fleet.engine.pause_generation("wait"))
+        assert await fleet.finish(streams) == ANSWERS
+        await answered(fleet, pausing)
+        await answered(fleet, fleet.engine.resume_generation())
+        streams = await begin(fleet)
+        await fleet.turn(3)
+        await answered(fleet, fleet.engine.pause_generation("abort", clear_cache=True))
+        ended = [await stream.get() for stream in streams]
+        assert all(one.finished and one.outputs[0].finish_reason == "abort" for one in ended)
+        with pytest.raises(ValidationError, match="is unknown"):
+            await fleet.engine.pause_generation("freeze")
+
+    run(test, 1, fronts=fronts)
+
+
+@pytest.mark.parametrize("fronts", [0, 2])
+def test_requests_of_a_paused_engine_go_on_with_the_weights_that_it_is_given_meanwhile(fronts: int):
+    async def test(fleet: Fleet) -> None:
+        streams = [await fleet.open(prompt, 12, f"r{i}") for i, prompt in enumerate(PROMPTS[:2])]
+        while not all(stream.is_ready for stream in streams):
+            await fleet.turn()
+        await answered(fleet, fleet.engine.pause_generation("keep"))
+        await answered(fleet, fleet.engine.update_weights("1", "v1"))
+        assert fleet.engine.is_paused
+        await answered(fleet, fleet.engine.resume_generation())
+        answers = await fleet.finish(streams)
+        for answer, old, new in zip(answers, ANSWERS, OTHERS, strict=False):
+            assert answer[0] == old[0] and answer != old and answer != new, (
+                "begun with the old, ended with the new ones"
+            )
+
+    run(test, 1, fronts=fronts)
 
 
 def test_sleep_mode_has_to_be_enabled():

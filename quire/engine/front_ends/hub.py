@@ -11,17 +11,18 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
 from quire.core.stats import SchedulerStats
 from quire.core.wire import AbortRequests, ErrorInfo, RequestRefused, StepOutputs
-from quire.engine.core_link import LinkEnd
 from quire.engine.data_parallel.replicas import Replicas
+from quire.engine.front_ends.link import FrontEndLink
 from quire.engine.front_ends.messages import (
     EngineDead,
     EngineStatus,
@@ -35,19 +36,40 @@ from quire.engine.front_ends.messages import (
     serial_of,
 )
 from quire.engine.front_ends.split import split_step
+from quire.engine.sleep_levels import SleepState
 from quire.engine.step_logs import StepLogs
 from quire.engine.supervisor import Supervisor
 from quire.errors import EngineDeadError, QuireError, UnsupportedError
 from quire.logger import get_logger
+from quire.metrics.family_sums import Family
 
 STATS_INTERVAL_S = 0.05
 """A front end learns the state of cores that compute nothing of its own so often."""
 STATUS_INTERVAL_S = 0.1
+CORES_INTERVAL_S = 2.0
+"""Front ends learn so often what the cores' processes have shown of their memory; each look wakes a core up."""
 SUMMED = ("num_scheduled_tokens", "num_first_tokens", "prefix_cache_queries", "prefix_cache_hits")
 """Counts of `SchedulerStats` that front ends estimate waits from."""
 NO_HANDLES, NO_TOKENS = np.empty(0, np.int64), np.empty(0, np.int32)
 
 logger = get_logger(__name__)
+
+
+class Controls(Protocol):
+    """What changes the cores, as `WeightControls`."""
+
+    config: QuireConfig
+
+    @property
+    def sleep_state(self) -> SleepState:
+        """What the engine lacks now."""
+
+    @property
+    def weight_versions(self) -> dict[int, str]:
+        """By replica."""
+
+    def note_request_while_asleep(self) -> None:
+        """A request comes while the engine sleeps; raises `EngineSleepingError` when it is refused."""
 
 
 class FrontEndPeer:
@@ -56,10 +78,12 @@ class FrontEndPeer:
     Args:
         serial: the high bits of its handles.
         link: to its process.
+        counted: what it has counted by now, also after its end.
     """
 
-    def __init__(self, serial: int, link: LinkEnd[ToOwner]) -> None:
+    def __init__(self, serial: int, link: FrontEndLink[ToOwner], counted: Callable[[], list[Family]] = list) -> None:
         self.serial = serial
+        self.counted = counted
         self.live: set[int] = set()
         self._link = link
         self._skipped: dict[int, tuple[SchedulerStats, dict[str, int]]] = {}  # by engine: the newest, and sums
@@ -105,7 +129,8 @@ class FrontEndHub:
     Attributes:
         supervisor: of the cores.
         step_listeners: called with every whole step.
-        own_calls: by method, what the server answers.
+        own_calls: by method, what others answer: the server, and `OwnerControls`.
+        controls: asked before a request is placed, and of the weights; None = there are none.
         peers: front ends by serial number.
         dead: why the engine is of no further use; None = it is.
     """
@@ -115,22 +140,32 @@ class FrontEndHub:
     def __init__(self, config: Any, *, has_replicas: bool) -> None:
         self.step_listeners: list[Callable[[EngineCoreOutputs], None]] = []
         self.own_calls: dict[str, Callable[[int, OwnerCall], Awaitable[OwnerAnswer]]] = {}
+        self.controls: Controls | None = None
         self.dead: EngineDeadError | None = None
         self._logs = StepLogs(config, names_replicas=has_replicas)
         self.peers: dict[int, FrontEndPeer] = {}
         self._tokens: dict[int, list[int]] = {}
         self._beams: set[int] = set()
         self._status = EngineStatus()
+        self._cores: list[CoreProcesses] = []
+        self._cores_s = float("-inf")
         self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def handles(self) -> list[int]:
+        """Of the sequences that have not ended."""
+        return list(self._tokens)
 
     @property
     def num_requests(self) -> int:
         """Sequences that have not ended."""
         return len(self._tokens)
 
-    def add_front_end(self, serial: int, link: LinkEnd[ToOwner]) -> FrontEndPeer:
-        """A front end is ready."""
-        peer = self.peers[serial] = FrontEndPeer(serial, link)
+    def add_front_end(
+        self, serial: int, link: FrontEndLink[ToOwner], counted: Callable[[], list[Family]] = list
+    ) -> FrontEndPeer:
+        """A front end is ready; arguments as `FrontEndPeer`."""
+        peer = self.peers[serial] = FrontEndPeer(serial, link, counted)
         peer.send(self._status)
         if self.dead is not None:
             peer.send(EngineDead(ErrorInfo.of(self.dead)))
@@ -164,11 +199,28 @@ class FrontEndHub:
         elif one.is_restarting:
             num_ready = 0
         status = EngineStatus(
-            one.is_paused, one.num_restarts, one.num_resumed, indexes, num_ready, one.core_pid, self.core_processes()
-        )
+            one.is_paused, one.num_restarts, one.num_resumed, indexes, num_ready, one.core_pid,
+            self._shown_cores(one.core_pid), *self._weights(),
+        )  # fmt: skip
         if status != self._status:
             self._status = status
             self.broadcast(status)
+
+    def _weights(self) -> tuple[int, tuple[str, ...], dict[int, str], str | None]:
+        """The last part of an `EngineStatus`."""
+        controls = self.controls
+        if controls is None:
+            return 0, (), {}, None
+        sleep = controls.sleep_state
+        return sleep.level, tuple(sorted(sleep.tags)), controls.weight_versions, controls.config.model_path
+
+    def _shown_cores(self, first_pid: int | None) -> list[CoreProcesses]:
+        """The processes of the cores, looked at now and then."""
+        now_s = time.monotonic()
+        known = self._cores[0].pids[:1] if self._cores else []
+        if now_s - self._cores_s >= CORES_INTERVAL_S or known != [first_pid]:
+            self._cores, self._cores_s = self.core_processes(), now_s
+        return self._cores
 
     def core_processes(self) -> list[CoreProcesses]:
         """The processes of the cores."""
@@ -207,6 +259,8 @@ class FrontEndHub:
         if request.sampling_params.beam_search is not None:
             self._beams.add(handle)
         try:
+            if self.controls is not None and self.controls.sleep_state.tags:
+                self.controls.note_request_while_asleep()
             if isinstance(self.supervisor, Replicas):
                 self.supervisor.add_request(request, rank)
             else:
@@ -230,9 +284,7 @@ class FrontEndHub:
         one = self.supervisor
         if self.dead is not None:
             raise self.dead
-        if call.method in ("pause", "resume"):
-            await one.pause(call.method == "pause")
-        elif call.method == "check_health":
+        if call.method == "check_health":
             await one.check_health()
         elif call.method == "live_states" and isinstance(one, Replicas):
             return OwnerAnswer(call.call_id, states=await one.live_states())
@@ -259,6 +311,8 @@ class FrontEndHub:
             if handle in tokens:
                 tokens[handle].append(token)
         self._logs.record(step)
+        if step.events and self.controls is not None and self.controls.weight_versions != self._status.weight_versions:
+            self.send_status()  # before what these weights have computed
         for listener in self.step_listeners:
             listener(step)
         parts, now_s = split_step(step), time.monotonic()

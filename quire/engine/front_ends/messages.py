@@ -39,7 +39,8 @@ class OwnerCall(msgspec.Struct, frozen=True, tag="call"):
 
     Attributes:
         method: "scale" (`number` of replicas, `seconds` to drain), "restart_replicas" (`seconds`), "check_health",
-            "live_states", "pause", "resume"; a method of the server's; or else a utility of the cores (`flag`).
+            "live_states"; a method of `OwnerControls` or of the server's; or else a utility of the cores (`flag`).
+        words: arguments that are texts.
         key: of a stored response: tenant, id.
         data: its record.
     """
@@ -49,6 +50,7 @@ class OwnerCall(msgspec.Struct, frozen=True, tag="call"):
     flag: bool = False
     number: int = 0
     seconds: float = 0.0
+    words: tuple[str, ...] = ()
     key: tuple[str, str] = ("", "")
     data: bytes = b""
 
@@ -108,6 +110,9 @@ class EngineStatus(msgspec.Struct, frozen=True, tag="status"):
         num_ready: of those whose cores run.
         core_pid: process of the first core.
         cores: all their processes.
+        sleep_level, sleep_tags: of the `SleepState`.
+        weight_versions: by replica.
+        model_path: of the weights.
     """
 
     is_paused: bool = False
@@ -117,6 +122,10 @@ class EngineStatus(msgspec.Struct, frozen=True, tag="status"):
     num_ready: int = 1
     core_pid: int | None = None
     cores: list[CoreProcesses] = []
+    sleep_level: int = 0
+    sleep_tags: tuple[str, ...] = ()
+    weight_versions: dict[int, str] = {}
+    model_path: str | None = None
 
 
 class EngineDead(msgspec.Struct, frozen=True, tag="dead"):
@@ -132,7 +141,7 @@ class BeginDrain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class ReportWanted(msgspec.Struct, frozen=True, tag="report_wanted"):
-    """Another front end wants to know: "metrics", "state" or "requests"."""
+    """Another front end wants to know: "metrics" or "requests"; or "usage" is to be written."""
 
     report_id: int
     kind: str

@@ -1,7 +1,7 @@
 """RemoteEngine: what `AsyncLLM` in a front-end process uses in place of a supervisor: the owner's, by messages.
 
-Owns the link's reader, the messages of requests that have not ended, and calls that wait for an answer. The owner's end
-is this process's end, so that it is always there.
+Owns the link, what is known of requests that have not ended, and calls that wait for an answer. The owner's
+end is this process's end, so that it is always there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.core.engine_messages import EngineCoreRequest
+from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
 from quire.core.wire import AbortRequests, RequestRefused, StepOutputs
-from quire.engine.core_link import LinkEnd
-from quire.engine.front_ends.link_reader import LinkReader
+from quire.engine.front_ends.link import FrontEndLink
 from quire.engine.front_ends.messages import (
     BeginDrain,
     EngineDead,
@@ -32,7 +31,7 @@ from quire.engine.front_ends.messages import (
     Wake,
     first_handle,
 )
-from quire.engine.live_request import Listener
+from quire.engine.live_request import Listener, LiveRequest
 from quire.engine.output_stream import noop
 from quire.errors import EngineDeadError, EngineRestartingError
 from quire.utils.phases import Phases
@@ -40,8 +39,9 @@ from quire.utils.phases import Phases
 
 @dataclass(slots=True)
 class OwnerEvents:
-    """What the owner asks of a front end besides the engine; set by the server."""
+    """What the owner asks of a front end besides the engine; set by the server, `on_status` by its engine."""
 
+    on_status: Callable[[EngineStatus], None] = lambda status: None
     on_drain: Callable[[bool], None] = lambda is_last: None
     on_wake: Callable[[], None] = noop
     on_report: Callable[[ReportWanted], None] = lambda wanted: None
@@ -62,15 +62,15 @@ class RemoteEngine:
         has_stopped: the engine is of no further use.
     """
 
-    def __init__(self, link: LinkEnd[ToFrontEnd], serial: int, start_phases: Phases = ()) -> None:
+    def __init__(self, link: FrontEndLink[ToFrontEnd], serial: int, start_phases: Phases = ()) -> None:
         self.start_phases = start_phases
         self.first_handle = first_handle(serial)
         self.events = OwnerEvents()
         self.has_stopped = False
         self._link = link
         self._listener: Listener | None = None
-        self._reader: LinkReader[ToFrontEnd] | None = None
-        self._live: dict[int, EngineCoreRequest] = {}
+        self._is_attached = False
+        self._live: dict[int, LiveRequest] = {}
         self._status = EngineStatus()
         self._calls: dict[int, asyncio.Future[OwnerAnswer]] = {}
         self._call_ids = itertools.count()
@@ -81,8 +81,9 @@ class RemoteEngine:
 
     def attach(self) -> None:
         """Listen on the running event loop; done once."""
-        if self._reader is None:
-            self._reader = LinkReader(self._link, self._take)
+        if not self._is_attached:
+            self._is_attached = True
+            self._link.listen(self._take)
 
     @property
     def is_paused(self) -> bool:
@@ -115,9 +116,14 @@ class RemoteEngine:
         return self._status.num_ready
 
     @property
+    def weight_versions(self) -> dict[int, str]:
+        """As `Replicas.weight_versions`."""
+        return self._status.weight_versions
+
+    @property
     def is_restarting(self) -> bool:
         """True while there is no core to talk to."""
-        return not self._status.num_ready
+        return not self._status.num_ready and not self._status.sleep_level
 
     def processes(self) -> list[CoreProcesses]:
         """As `Replicas.processes`."""
@@ -127,11 +133,16 @@ class RemoteEngine:
 
     def add_request(self, message: EngineCoreRequest, rank: int | None = None) -> None:
         """As `Replicas.add_request`; what is wrong with it is sent later."""
-        self._live[message.handle] = message
+        self._live[message.handle] = LiveRequest(message)
         self._link.send(PlaceRequest(message, rank))
 
     def message_of(self, handle: int) -> EngineCoreRequest | None:
         """The message of a request that has not ended."""
+        live = self._live.get(handle)
+        return None if live is None else live.message
+
+    def live_of(self, handle: int) -> LiveRequest | None:
+        """What is known of a request that has not ended: its message, and the weights that compute it."""
         return self._live.get(handle)
 
     def abort_requests(self, handles: Iterable[int]) -> None:
@@ -178,10 +189,6 @@ class RemoteEngine:
             raise EngineRestartingError("the engine core is being restarted", hint="try again in a few seconds")
         await self.ask("check_health")
 
-    async def pause(self, is_paused: bool) -> None:
-        """Stop running steps, or go on, for all front ends."""
-        await self.ask("pause" if is_paused else "resume")
-
     async def scale(self, count: int, drain_timeout_s: float = 30.0) -> None:
         """As `Replicas.scale`."""
         await self.ask("scale", number=count, seconds=drain_timeout_s)
@@ -193,8 +200,6 @@ class RemoteEngine:
     def close(self) -> None:
         """Take nothing more from the cores, which go on; harmless when repeated."""
         self.has_stopped = True
-        if self._reader is not None:
-            self._reader.close()
         self._link.close()
 
     async def stop(self) -> None:
@@ -206,6 +211,8 @@ class RemoteEngine:
     def _take(self, message: ToFrontEnd) -> None:
         assert self._listener is not None, "`listen` was called"
         if isinstance(message, StepOutputs):
+            if message.outputs.events:
+                self._note_weights(message.outputs)
             for end in message.outputs.finished:
                 self._live.pop(end.handle, None)
             self._listener.on_step(message.outputs)
@@ -219,6 +226,7 @@ class RemoteEngine:
             self._listener.restart(message.handle)
         elif isinstance(message, EngineStatus):
             self._status = message
+            self.events.on_status(message)
         elif isinstance(message, EngineDead):
             self._note_dead(message)
         elif isinstance(message, OwnerAnswer):
@@ -231,6 +239,14 @@ class RemoteEngine:
             self.events.on_wake()
         else:
             self.events.on_report(message)
+
+    def _note_weights(self, step: EngineCoreOutputs) -> None:
+        """Requests that begin in a step are computed with what the owner said of that core last."""
+        version = self._status.weight_versions.get(step.engine_index, "")
+        for event in step.events:
+            live = self._live.get(event.handle)
+            if live is not None:
+                live.weight_version = version
 
     def _note_dead(self, message: EngineDead) -> None:
         self.has_stopped = True

@@ -164,7 +164,7 @@ class ServerState:
     def refuse_new_work(self) -> None:
         """Raise `ApiError` when the server takes no new work."""
         self.admission.refuse_when_draining()
-        if self.engine.is_paused:
+        if self.engine.is_paused and self.engine.config.supervision.sleeping_requests == "reject":
             raise ApiError(UNAVAILABLE, "the server is paused", retry_after_s=5, reason="paused")
 
     def check_model(self, model: str | None) -> str:

@@ -2,6 +2,8 @@
 
 owner           the process that owns the engine cores and the address, and starts the front ends
 front_process   a front end, to the owner: started, watched, ended
+controls        in the owner: weights, sleep and pauses, which front ends ask for
+engine          in a front end: its `AsyncLLM`
 accepting       connections are handed to front ends
 process         the program of a front end
 server          its HTTP server, on connections that the owner accepted

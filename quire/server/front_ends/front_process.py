@@ -14,24 +14,23 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from quire.config import QuireConfig
 from quire.config.server import ServerConfig
 from quire.engine.core_launcher import process_use
-from quire.engine.core_link import BoundLink
+from quire.engine.front_ends.link import FrontEndLink
 from quire.engine.front_ends.messages import ToOwner
 from quire.engine.hang_detector import HangDetector, Sample
 from quire.logger import get_logger
+from quire.metrics.count_page import CountPage
 from quire.server.front_ends.ledger import Ledger, SlotWord
-from quire.server.front_ends.setup import CoresReady, FrontEndSetup
-from quire.utils.children import Child, describe_exit, start_module, write_block
+from quire.server.front_ends.setup import CLIENT, OVER, PEER, CoresReady, FrontEndSetup
+from quire.utils.children import Child, describe_exit, start_module, wait_for_end, write_block
 
 MODULE = "quire.server.front_ends.process"
 POLL_S = 0.25
-HELLO_TIMEOUT_S = 60.0
 LOCK_TIMEOUT_S = 5.0
 """For which a process may hold the ledger's lock, which takes microseconds."""
 
@@ -45,7 +44,6 @@ class FrontEndPlan:
     config: QuireConfig
     server: ServerConfig
     logits_processors: list[str]
-    directory: Path
     ledger: Ledger
 
 
@@ -60,6 +58,7 @@ class FrontEndProcess:
 
     Attributes:
         link: to the child.
+        counts: what it counts.
         is_ready: it takes connections.
         ready_s: since when, on the event loop's clock.
         num_given: connections that it was given.
@@ -71,20 +70,22 @@ class FrontEndProcess:
         self, plan: FrontEndPlan, slot: int, serial: int, on_exit: Callable[[FrontEndProcess, str], None]
     ) -> None:
         self.slot, self.serial = slot, serial
-        self.link: BoundLink[ToOwner] = BoundLink(ToOwner, "front end")
+        own_link, self._child_link = socket.socketpair()
+        self._child_link_fd = self._child_link.fileno()  # the same in the child
+        self.link: FrontEndLink[ToOwner] = FrontEndLink(own_link, ToOwner, "front end")
+        self.counts = CountPage.create()
         self.is_ready = False
         self.ready_s = 0.0
         self.num_given = 0
         self._plan = plan
         self._on_exit = on_exit
-        self._own_end, self._child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._own_end, self._child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._own_end.setblocking(False)
         self._child_end_fd = self._child_end.fileno()  # the same in the child
         self._child: Child | None = None
         self.is_ended = self.is_noted = False
         self._hang: str | None = None
         self._begin: CoresReady | None = None
-        self._connected = threading.Event()
         self._may_begin = threading.Event()
         self._detector = HangDetector(plan.config.supervision.hang_timeout_s)
         self._lock_held: tuple[int, float] | None = None
@@ -93,10 +94,6 @@ class FrontEndProcess:
     def start(self) -> None:
         """Start the child, which prepares itself; returns at once."""
         self._thread.start()
-
-    def wait_connected(self) -> None:
-        """Wait until the child has connected to the link, which is this thread's from then on; or has ended."""
-        self._connected.wait()
 
     def begin(self, ready: CoresReady) -> None:
         """The cores are ready: the front end may serve."""
@@ -115,11 +112,19 @@ class FrontEndProcess:
 
     def give(self, connection: socket.socket, *, is_over: bool) -> bool:
         """Hand over a connection, one beyond the limit with `is_over`; False = it takes none now."""
+        is_given = self._send(OVER if is_over else CLIENT, connection)
+        self.num_given += is_given
+        return is_given
+
+    def give_peer(self, connection: socket.socket, call_id: int | None = None) -> bool:
+        """Hand over an end of a connection to another front end: the one it has asked for by a call, or the other."""
+        return self._send(PEER if call_id is None else b"%d" % call_id, connection)
+
+    def _send(self, mark: bytes, connection: socket.socket) -> bool:
         try:
-            socket.send_fds(self._own_end, [b"x" if is_over else b"c"], [connection.fileno()])
+            socket.send_fds(self._own_end, [mark], [connection.fileno()])
         except OSError:  # it has ended, or so many wait that it does not get to take them
             return False
-        self.num_given += 1
         return True
 
     def kill(self) -> None:
@@ -135,6 +140,7 @@ class FrontEndProcess:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self.link.close()
+        self.counts.close()
         self._own_end.close()
 
     # --- the child's thread ---
@@ -144,22 +150,21 @@ class FrontEndProcess:
         try:
             self._child = self._spawn()
         except OSError as error:
-            self._connected.set()
             self._on_exit(self, f"cannot be started: {error}")
             return
         finally:
             self._child_end.close()
+            self._child_link.close()
         if self.is_ended:
             self._child.kill()
         self._send_setup()
         code = self._watch()
         self.is_ended = True
-        self._connected.set()
         self._on_exit(self, self._hang or describe_exit(code))
 
     def _spawn(self) -> Child:
         environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-        fds = (self._child_end.fileno(), self._plan.ledger.fd)
+        fds = (self._child_end_fd, self._child_link_fd, self._plan.ledger.fd, self.counts.fd)
         return start_module(
             MODULE, stdin=subprocess.PIPE, pass_fds=fds, env=environment,
             uses_current_directory=bool(self._plan.logits_processors),
@@ -170,18 +175,10 @@ class FrontEndProcess:
         plan = self._plan
         setup = FrontEndSetup(
             config=plan.config, server=plan.server, logits_processors=plan.logits_processors, slot=self.slot,
-            serial=self.serial, input_address=self.link.input_address, output_address=self.link.output_address,
-            directory=str(plan.directory), connections_fd=self._child_end_fd, ledger_fd=plan.ledger.fd,
-            parent_pid=os.getpid(),
+            serial=self.serial, link_fd=self._child_link_fd, connections_fd=self._child_end_fd,
+            ledger_fd=plan.ledger.fd, counts_fd=self.counts.fd, parent_pid=os.getpid(),
         )  # fmt: skip
         write_block(self._child, msgspec.msgpack.encode(setup))
-        deadline = time.monotonic() + HELLO_TIMEOUT_S
-        while not self.link.wait_for_hello(POLL_S):
-            if self._child.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                return
-        self.link.unlink()
-        self._connected.set()
         while not self._may_begin.wait(POLL_S):
             if self._child.poll() is not None:
                 return
@@ -193,12 +190,12 @@ class FrontEndProcess:
         assert self._child is not None
         last = time.monotonic()
         while True:
-            try:
-                return self._child.wait(POLL_S)
-            except subprocess.TimeoutExpired:
-                now = time.monotonic()
-                self._look(now, now - last)
-                last = now
+            code = wait_for_end(self._child, POLL_S)
+            if code is not None:
+                return code
+            now = time.monotonic()
+            self._look(now, now - last)
+            last = now
 
     def _look(self, now: float, elapsed_s: float) -> None:
         """Kill a child that stands still."""

@@ -9,34 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
-from socket import socket
+from socket import socket, socketpair
 from typing import Any
 
 from quire.config import QuireConfig
 from quire.config.server import ServerConfig
 from quire.engine.data_parallel.replicas import supervise
 from quire.engine.front_ends.hub import FrontEndHub
-from quire.engine.front_ends.link_reader import LinkReader
 from quire.engine.front_ends.messages import (
     BeginDrain,
     FrontEndFailed,
     Listening,
+    OwnerAnswer,
+    OwnerCall,
     Report,
     ToOwner,
     Wake,
 )
 from quire.engine.mp_factory import EngineStart, with_num_blocks
 from quire.engine.process_watch import ProcessWatch
-from quire.errors import EngineDeadError, QuireError
+from quire.errors import EngineDeadError, EngineRestartingError, QuireError
 from quire.logger import get_logger
 from quire.metrics.engine_metrics import EngineMetrics
 from quire.metrics.front_end_metrics import FrontEndMetrics
 from quire.metrics.replica_metrics import ReplicaMetrics
 from quire.server.front_ends.accepting import Acceptor, listening_sockets
+from quire.server.front_ends.controls import OwnerControls
 from quire.server.front_ends.front_process import FrontEndPlan, FrontEndProcess
 from quire.server.front_ends.ledger import Ledger
 from quire.server.front_ends.peers import ResponsePlaces
@@ -69,11 +69,8 @@ class FrontEnds:
         self.start = start
         self.config = config
         self.count = config.http.api_server_count
-        self._directory = tempfile.TemporaryDirectory(prefix="quire-")
         self.ledger = Ledger.create(self.count)
-        self._plan = FrontEndPlan(
-            start.config, config, start.logits_processors, Path(self._directory.name), self.ledger
-        )
+        self._plan = FrontEndPlan(start.config, config, start.logits_processors, self.ledger)
         self._serial = 0
         self.on_exit: Callable[[FrontEndProcess, str], None] = lambda process, reason: None
         self.processes = [self.make(slot) for slot in range(self.count)]
@@ -83,8 +80,6 @@ class FrontEnds:
     def make(self, slot: int) -> FrontEndProcess:
         """A front end that is not started."""
         self._serial += 1
-        with contextlib.suppress(FileNotFoundError):
-            (Path(self._directory.name) / f"front-{slot}").unlink()
         return FrontEndProcess(self._plan, slot, self._serial, lambda process, reason: self.on_exit(process, reason))
 
     def wait_ready(self, timer: PhaseTimer) -> CoresReady:
@@ -113,7 +108,6 @@ class FrontEnds:
             one.kill()
         for one in self.processes:
             one.close()
-        self._directory.cleanup()
 
 
 class FrontEndsOwner:
@@ -145,11 +139,11 @@ class FrontEndsOwner:
         self._reports = Reports(self._metrics.all_series, self._hub.peers, watch)
         self._responses = ResponsePlaces()
         self._shelf = OwnedShelf(self._config.responses)
-        self._hub.own_calls = {
+        OwnerControls(self._hub, config, launch)
+        self._hub.own_calls.update({
             "reports": self._reports.answer, "claim_response": self._responses.claim,
-            "find_response": self._responses.find, **self._shelf.calls,
-        }  # fmt: skip
-        self._readers: dict[int, LinkReader[ToOwner]] = {}
+            "release_response": self._responses.release, "reach_response": self._reach_response, **self._shelf.calls,
+        })  # fmt: skip
         self._retries = dict.fromkeys(range(front_ends.count), 0)
         self._failure: QuireError | None = None
         self._is_draining = False
@@ -177,7 +171,7 @@ class FrontEndsOwner:
             self._hub.supervisor.attach()
             self._front_ends.on_exit = self._note_exit
             for one in self._front_ends.processes:
-                self._keep(self._follow(one))
+                self._follow(one)
             self._keep(self._hub.keep_status())
             with self._timer.phase("front ends"):
                 await self._all_ready.wait()
@@ -197,8 +191,8 @@ class FrontEndsOwner:
             self._acceptor.close()
         for task in self._tasks:
             task.cancel()
-        for reader in self._readers.values():
-            reader.close()
+        for process in self._front_ends.processes:
+            process.link.close()
         await asyncio.to_thread(self._front_ends.close)
         await self._hub.supervisor.stop()
         self._hub.close()
@@ -229,15 +223,14 @@ class FrontEndsOwner:
 
     # --- front ends come and go ---
 
-    async def _follow(self, process: FrontEndProcess) -> None:
-        """Once a front end has connected, let it begin, and read what it sends."""
-        await asyncio.to_thread(process.wait_connected)
+    def _follow(self, process: FrontEndProcess) -> None:
+        """Let a front end begin, and read what it sends."""
         if process.is_ended:
             self._on_exit(process, "ended")
             return
-        self._readers[process.serial] = LinkReader(process.link, partial(self._take, process))
+        process.link.listen(partial(self._take, process))
         process.begin(self._ready)
-        self._hub.add_front_end(process.serial, process.link)
+        self._hub.add_front_end(process.serial, process.link, process.counts.families)
 
     def _take(self, process: FrontEndProcess, message: ToOwner) -> None:
         if isinstance(message, Listening):
@@ -283,18 +276,15 @@ class FrontEndsOwner:
             return
         process.is_noted = True
         was_ready, process.is_ready = process.is_ready, False
-        reader = self._readers.pop(process.serial, None)
-        if reader is not None:
-            reader.close()
         num_aborted = self._hub.remove_front_end(process.serial)
-        self._reports.remove(process.serial)
+        self._reports.remove(process.serial, process.counts.families())
         self._responses.remove_slot(process.slot)
         self._front_ends.ledger.clear_slot(process.slot)
         self._take_connections()
         process.close()
         self._hub.broadcast(Wake())
         if self._is_draining or self.errored:
-            if not self._readers:
+            if not self._hub.peers:
                 self._is_over.set()
             return
         if self._acceptor is None:
@@ -316,7 +306,19 @@ class FrontEndsOwner:
         process = self._front_ends.processes[slot] = self._front_ends.make(slot)
         process.start()
         self._counts.note_restart()
-        self._keep(self._follow(process))
+        self._follow(process)
+
+    async def _reach_response(self, serial: int, call: OwnerCall) -> OwnerAnswer:
+        """A connection to the front end that makes a response, unless it is the one that asks."""
+        slot = self._responses.made_at(call.key)
+        if slot is None or slot == call.number:
+            return OwnerAnswer(call.call_id)
+        maker, asker = self._front_ends.processes[slot], self._front_ends.processes[call.number]
+        one, other = socketpair()
+        with one, other:
+            if not (maker.give_peer(one) and asker.give_peer(other, call.call_id)):
+                raise EngineRestartingError("the process that makes this response cannot be reached")
+        return OwnerAnswer(call.call_id, number=call.call_id)
 
     # --- the end ---
 
@@ -328,10 +330,10 @@ class FrontEndsOwner:
             return
         self._is_draining = True
         longest_s = self._config.http.shutdown_timeout + NOTICE_S + 4 * FINAL_EVENTS_S
-        logger.info("draining: %d front ends, %d sequences in flight", len(self._readers), self._hub.num_requests)
+        logger.info("draining: %d front ends, %d sequences in flight", len(self._hub.peers), self._hub.num_requests)
         if self._service_manager is not None:
             self._service_manager.draining(f"draining {self._hub.num_requests} sequences", longest_s)
         self._hub.broadcast(BeginDrain())
         self._loop.call_later(longest_s + LAST_S, self._is_over.set)
-        if not self._readers:
+        if not self._hub.peers:
             self._is_over.set()

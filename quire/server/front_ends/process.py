@@ -16,15 +16,13 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import uvloop
 
 from quire import envs
 from quire.core.wire import ErrorInfo
-from quire.engine.async_llm import AsyncLLM
-from quire.engine.core_link import LinkEnd
+from quire.engine.front_ends.link import FrontEndLink
 from quire.engine.front_ends.messages import FrontEndFailed, Listening, ToFrontEnd, Wake
 from quire.engine.front_ends.remote import RemoteEngine
 from quire.engine.front_factory import build_front_end
@@ -32,10 +30,12 @@ from quire.engine.mp_factory import params_check, with_num_blocks
 from quire.engine.parts import FrontEndParts
 from quire.errors import QuireError
 from quire.logger import configure_logging, get_logger
+from quire.metrics.count_page import CountPage
 from quire.models.model_dir import read_model_dir
 from quire.server.app import FrontEndShare, make_app
+from quire.server.front_ends.engine import FrontEndEngine
 from quire.server.front_ends.ledger import Ledger
-from quire.server.front_ends.peers import FrontEndPeers, Reporter, socket_name
+from quire.server.front_ends.peers import Arrivals, FrontEndPeers, Reporter
 from quire.server.front_ends.server import FrontEndServer, given_protocol
 from quire.server.front_ends.setup import CoresReady, FrontEndSetup
 from quire.server.front_ends.shared_limits import SharedAdmission, SharedBodyBudget, SharedPlaces, SharedTenant
@@ -83,10 +83,10 @@ def main() -> None:
     observability = setup.config.observability
     configure_logging(observability.log_level, observability.log_format)
     envs.prefer_sleeping_threads()
-    link: LinkEnd[ToFrontEnd] = LinkEnd.connected(
-        setup.input_address, setup.output_address, ToFrontEnd, "owner of the engine cores"
+    link: FrontEndLink[ToFrontEnd] = FrontEndLink(
+        socket.socket(fileno=setup.link_fd), ToFrontEnd, "owner of the engine cores"
     )
-    link.greet()
+    CountPage(setup.counts_fd).install()
     try:
         parts = _front_end_parts(setup)
         ready = msgspec.msgpack.decode(read_block(0), type=CoresReady)
@@ -116,15 +116,16 @@ async def _serve(setup: FrontEndSetup, parts: FrontEndParts, owner: RemoteEngine
     """Serve until the owner says that it is enough."""
     ledger = Ledger(setup.ledger_fd, setup.server.http.api_server_count, setup.slot)
     waker = Waker(owner)
-    peers = FrontEndPeers(owner, Path(setup.directory), setup.slot)
+    arrivals = Arrivals()
+    peers = FrontEndPeers(owner, arrivals, setup.slot)
     shelf = None if setup.server.responses.response_store == "none" else RemoteShelf(owner)
-    engine = AsyncLLM(parts, owner)
+    engine = FrontEndEngine(parts, owner)
     app = make_app(engine, setup.server, FrontEndShare(shared_limits(ledger, waker.wake), shelf, peers))
     state = app.state.server
     server = FrontEndServer(
         uvicorn_config(app, setup.server, given_protocol(setup.server.limits)), state,
-        setup.server.http.shutdown_timeout, socket.socket(fileno=setup.connections_fd),
-        str(Path(setup.directory) / socket_name(setup.slot)), ledger,
+        setup.server.http.shutdown_timeout, socket.socket(fileno=setup.connections_fd), ledger,
+        arrivals,
     )  # fmt: skip
 
     def drain(is_last: bool) -> None:
@@ -137,7 +138,9 @@ async def _serve(setup: FrontEndSetup, parts: FrontEndParts, owner: RemoteEngine
         state.parts.body_budget.give_up_stalled()
 
     owner.events.on_drain, owner.events.on_wake = drain, look_again
-    owner.events.on_report = Reporter(owner, state.metrics.all_series, state.parts.recent).report
+    owner.events.on_report = Reporter(
+        owner, state.metrics.all_series, state.parts.recent, state.parts.accounts.ledger
+    ).report
     server.on_started = lambda _: owner.send(Listening())
     owner.attach()
     await server.serve()

@@ -1,6 +1,6 @@
 """Reports: what front ends ask of each other through the owner, and the owner's own part of the metrics.
 
-Used by the owner. Owns what each front end reported last of its metrics: when it ends, what it had counted stays.
+Used by the owner. Owns what front ends that have ended had counted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from quire.engine.front_ends.hub import FrontEndPeer
 from quire.engine.front_ends.messages import OwnerAnswer, OwnerCall, Report, ReportWanted
 from quire.engine.process_watch import ProcessWatch
 from quire.logger import get_logger
-from quire.metrics.family_sums import Family, counted, families_of, merged
+from quire.metrics.family_sums import ADDED_TYPES, Family, families_of, merged
 
 TIMEOUT_S = 2.0
-"""For which a front end may be busy before a report is made without it: its last metrics stand for it."""
+"""For which a front end may be busy before a report is made without it: what it has counted stands for its metrics."""
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,10 @@ class Reports:
     async def answer(self, serial: int, call: OwnerCall) -> OwnerAnswer:
         """A front end wants the reports of the others; metrics come with those of the owner and of the past."""
         kind = call.data.decode()
+        if kind == "metrics":
+            await self._watch.look()
         others = [peer for peer in self._peers.values() if peer.serial != serial]
+        ended = self._ended  # one that ends meanwhile is among the others
         reports = await asyncio.gather(*(self._ask(peer, kind) for peer in others))
         found = [one for one in reports if one is not None]
         if kind == "metrics":
@@ -55,10 +58,10 @@ class Reports:
                 if report is not None:
                     self._latest[peer.serial] = _decode(report)
             silent = [
-                self._latest.get(peer.serial, []) for peer, one in zip(others, reports, strict=True) if one is None
-            ]
-            await self._watch.look()
-            own = merged([families_of(self._series()), self._ended, *silent])
+                self._known(peer.serial, peer.counted())
+                for peer, one in zip(others, reports, strict=True) if one is None
+            ]  # fmt: skip
+            own = merged([families_of(self._series()), ended, *silent])
             found.append(msgspec.msgpack.encode(own))
         return OwnerAnswer(call.call_id, reports=found)
 
@@ -68,12 +71,19 @@ class Reports:
         if waiting is not None and not waiting.done():
             waiting.set_result(report.data)
 
-    def remove(self, serial: int) -> None:
-        """A front end has ended; what it had counted when somebody looked last stays counted."""
-        self._ended = merged([self._ended, counted(self._latest.pop(serial, []))])
+    def remove(self, serial: int, counted: list[Family]) -> None:
+        """A front end has ended; what it had counted stays counted."""
+        known = self._known(serial, counted)
+        self._ended = merged([self._ended, [one for one in known if one.type in ADDED_TYPES]])
+        self._latest.pop(serial, None)
         for (of, _), waiting in self._waiting.items():
             if of == serial and not waiting.done():
                 waiting.cancel()
+
+    def _known(self, serial: int, counted: list[Family]) -> list[Family]:
+        """What it has counted, and of the rest, such as its CPU time, what it reported last."""
+        names = {one.name for one in counted}
+        return [*counted, *(one for one in self._latest.get(serial, ()) if one.name not in names)]
 
     async def _ask(self, peer: FrontEndPeer, kind: str) -> bytes | None:
         report_id = next(self._ids)

@@ -1,12 +1,13 @@
 """The HTTP server of one front end: as the one of a server that is alone, but the owner accepts and drains.
 
-Made by `front_ends.process`. Besides connections that it is given, it listens on a socket of its own for the other
-front ends, which forward what is about responses that it makes.
+Made by `front_ends.process`. Among the connections that it is given are those of other front ends, which forward what
+is about responses that it makes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from quire.engine.output_stream import noop
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.server.front_ends.ledger import Ledger, SlotWord
+from quire.server.front_ends.peers import Arrivals
+from quire.server.front_ends.setup import MAX_MARK_BYTES, OVER, PEER
 from quire.server.http.connection import StreamingProtocol, protocol_factory
 from quire.server.http.peers import FORWARDED
 from quire.server.launcher import DrainingServer, Serving
@@ -53,8 +56,8 @@ class FrontEndServer(DrainingServer):
         state: what it serves.
         shutdown_timeout_s: seconds for running answers.
         connections: where the owner hands over connections.
-        peer_path: of the socket for the other front ends.
-        ledger: shared with them.
+        ledger: shared with other front ends.
+        arrivals: get the connections that this front end has asked for.
     """
 
     def __init__(
@@ -63,14 +66,13 @@ class FrontEndServer(DrainingServer):
         state: Serving,
         shutdown_timeout_s: float,
         connections: socket.socket,
-        peer_path: str,
         ledger: Ledger,
+        arrivals: Arrivals,
     ) -> None:
         super().__init__(config, state, shutdown_timeout_s)
         self._given = connections
         self._given.setblocking(False)
-        self._peer_path = peer_path
-        self._ledger = ledger
+        self._ledger, self._arrivals = ledger, arrivals
         self._openings: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -83,7 +85,7 @@ class FrontEndServer(DrainingServer):
         if self.lifespan.should_exit:
             raise ConfigError("the application could not be started; see the log above")
         loop = asyncio.get_running_loop()
-        self.servers = [await loop.create_unix_server(lambda: self._connection({FORWARDED: True}), self._peer_path)]
+        self.servers = []
         loop.add_reader(self._given.fileno(), self._take)
         self._watching.append(loop.create_task(self._tick()))
         self.started = True
@@ -118,16 +120,29 @@ class FrontEndServer(DrainingServer):
         """Take the connections that the owner has accepted."""
         for _ in range(TAKEN_AT_ONCE):
             try:
-                mark, fds, _, _ = socket.recv_fds(self._given, 1, 1)
+                mark, fds, _, _ = socket.recv_fds(self._given, MAX_MARK_BYTES, 1)
             except (BlockingIOError, InterruptedError):
                 return
             if not mark:  # the owner is gone, and this process with it
                 asyncio.get_running_loop().remove_reader(self._given.fileno())
                 return
             for fd in fds:
-                opening = asyncio.get_running_loop().create_task(self._open(socket.socket(fileno=fd), mark == b"x"))
-                self._openings.add(opening)
-                opening.add_done_callback(self._openings.discard)
+                self._sort(mark, socket.socket(fileno=fd))
+
+    def _sort(self, mark: bytes, connection: socket.socket) -> None:
+        if mark.isdigit():
+            self._arrivals.put(int(mark), connection)
+            return
+        opening = self._open_peer(connection) if mark == PEER else self._open(connection, mark == OVER)
+        task = asyncio.get_running_loop().create_task(opening)
+        self._openings.add(task)
+        task.add_done_callback(self._openings.discard)
+
+    async def _open_peer(self, peer: socket.socket) -> None:
+        """Serve another front end."""
+        peer.setblocking(False)
+        with contextlib.suppress(OSError):  # it has ended
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self._connection({FORWARDED: True}), peer)
 
     async def _open(self, client: socket.socket, is_over: bool) -> None:
         """Serve a connection; one beyond the limit in place of an idle one, or not at all."""

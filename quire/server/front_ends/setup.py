@@ -7,6 +7,11 @@ import msgspec
 from quire.config import QuireConfig
 from quire.config.server import ServerConfig
 
+CLIENT, OVER, PEER = b"c", b"x", b"p"
+"""What comes with a connection: it is a client's; one beyond the limit; another front end's. Else the call of this
+front end that has asked for it."""
+MAX_MARK_BYTES = 32
+
 
 class FrontEndSetup(msgspec.Struct, frozen=True):
     """The first block.
@@ -16,10 +21,10 @@ class FrontEndSetup(msgspec.Struct, frozen=True):
         logits_processors: "module:Class" each.
         slot: its place among the front ends.
         serial: the number of this process, never used again.
-        input_address, output_address: of the link to the owner.
-        directory: of the front ends' sockets.
+        link_fd: of the link to the owner.
         connections_fd: where connections come.
         ledger_fd: of the ledger's file.
+        counts_fd: of the page of what it counts.
         parent_pid: the owner.
     """
 
@@ -28,11 +33,10 @@ class FrontEndSetup(msgspec.Struct, frozen=True):
     logits_processors: list[str]
     slot: int
     serial: int
-    input_address: str
-    output_address: str
-    directory: str
+    link_fd: int
     connections_fd: int
     ledger_fd: int
+    counts_fd: int
     parent_pid: int
 
 

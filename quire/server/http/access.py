@@ -68,6 +68,9 @@ ROUTE_ACCESS = {
     "/sleep": Access.OPERATOR,
     "/wake_up": Access.OPERATOR,
     "/is_sleeping": Access.OPERATOR,
+    "/pause": Access.OPERATOR,
+    "/resume": Access.OPERATOR,
+    "/is_paused": Access.OPERATOR,
 }
 OPEN_PATHS = frozenset(path for path, access in ROUTE_ACCESS.items() if access is Access.OPEN)
 

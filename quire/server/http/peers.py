@@ -28,8 +28,14 @@ class Peers(Protocol):
     async def requests(self) -> list[RequestTimeline]:
         """The latest requests of the others."""
 
-    async def claim(self, key: ResponseKey) -> None:
-        """A response, by tenant and id, is made here in the background from now on."""
+    async def write_usage(self) -> None:
+        """Have the others write what they have counted to the usage ledger."""
+
+    async def claim(self, key: ResponseKey) -> bool:
+        """Hold the id of a response, by tenant and id, until its `release`; False = another front end does."""
+
+    def release(self, key: ResponseKey, *, is_made: bool) -> None:
+        """Others may have it; with `is_made` the response was made here in the background."""
 
     def where_made(self, route: Route, is_here: Callable[[ResponseKey], bool]) -> Route:
         """`route`, a request to which is about the response of its path, answered where that is made."""

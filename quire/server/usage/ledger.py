@@ -120,6 +120,10 @@ class UsageLedger:
         with self._writing:
             return read_rows(self._db, since, until, tenant)
 
+    def flush(self) -> bool:
+        """Write what was added; waits for it. False = it could not be written, and is tried again."""
+        return self._write()
+
     def close(self) -> None:
         """Write what is left; harmless when repeated."""
         self._ends = True

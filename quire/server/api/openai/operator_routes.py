@@ -121,17 +121,21 @@ def resets_running(request: Request) -> bool:
     Raises:
         UnsupportedError, ValidationError: it asks for something else.
     """
-    if _flag(request, "reset_external"):
+    if flag(request, "reset_external"):
         raise UnsupportedError(
             "reset_external is not supported: there is no cache outside of the engine",
             hint="leave it out", field="reset_external",
         )  # fmt: skip
-    return _flag(request, "reset_running_requests")
+    return flag(request, "reset_running_requests")
 
 
-def _flag(request: Request, name: str) -> bool:
-    """A truth value of the query; false when it is not there."""
-    value = request.query_params.get(name, "false")
+def flag(request: Request, name: str, default: str = "false") -> bool:
+    """A truth value of the query; `default` when it is not there.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    value = request.query_params.get(name, default)
     if value.lower() not in BOOLEANS:
         raise ValidationError(f"{name}={shown(value)} is not a valid boolean", hint="use true or false", field=name)
     return BOOLEANS[value.lower()]

@@ -35,6 +35,8 @@ class UsageRoutes:
         since = day_of("since", query.get("since", "0001-01-01"))
         until = day_of("until", query.get("until", "9999-12-31"))
         wanted = query.get("tenant") if self._parts.tenants.may_see_all(tenant) else tenant.name
+        if self._parts.peers is not None:
+            await self._parts.peers.write_usage()
         try:
             rows = await asyncio.to_thread(ledger.rows, since, until, wanted)
         except sqlite3.Error:

@@ -1,6 +1,7 @@
 """Routes that change what an engine has in memory: its weights, and sleep mode. Owns nothing.
 
-Names and forms of sleep are vLLM's (`/sleep`, `/wake_up`, `/is_sleeping`).
+Names and forms of sleep (`/sleep`, `/wake_up`, `/is_sleeping`) and pauses (`/pause`, `/resume`, `/is_paused`) are
+vLLM's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from quire.engine.weight_controls import WAIT_S, WeightControls
 from quire.errors import ValidationError
-from quire.server.api.openai.operator_routes import JSON, require_operator
+from quire.server.api.openai.operator_routes import JSON, flag, require_operator
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.reading import release
 from quire.server.chat.state import ServerState
@@ -71,6 +72,26 @@ class WeightRoutes:
         """Whether anything has to be woken up."""
         self._check(request)
         return _json({"is_sleeping": await self._engine.is_sleeping()})
+
+    async def pause(self, request: Request) -> Response:
+        """Stop running steps; answers when that is done."""
+        self._check(request)
+        mode = request.query_params.get("mode", "abort")
+        if flag(request, "wait_for_inflight_requests"):  # as the mode was called before
+            mode = "wait"
+        await self._engine.pause_generation(mode, flag(request, "clear_cache", default="true"))
+        return _json({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        """Go on."""
+        self._check(request)
+        await self._engine.resume_generation()
+        return _json({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Response:
+        """Whether steps are run."""
+        self._check(request)
+        return _json({"is_paused": self._state.engine.is_paused})
 
     def _check(self, request: Request) -> None:
         http = self._state.config.http

@@ -18,6 +18,7 @@ from quire.server.api.responses.store import Key, ShelfError
 from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.running import Run, cancelled
 from quire.server.http.errors import api_error_of
+from quire.server.http.peers import Peers
 
 MAX_ENDED_BYTES = 32 << 20
 MAX_NOT_KEPT = 10_000
@@ -132,10 +133,12 @@ class Claim:
     Args:
         claimed: ids that are taken.
         key: which is added to them.
+        on_end: called once it is free.
     """
 
-    def __init__(self, claimed: set[Key], key: Key) -> None:
+    def __init__(self, claimed: set[Key], key: Key, on_end: Callable[[Key], None]) -> None:
         self._claimed = claimed
+        self._on_end = on_end
         self._key = key
         self._is_held = True
         claimed.add(key)
@@ -145,22 +148,24 @@ class Claim:
         if self._is_held:
             self._is_held = False
             self._claimed.discard(self._key)
+            self._on_end(self._key)
 
     def hand_on(self) -> Claim:
         """The claim, for the one that ends it in place of this one."""
         self._is_held = False
-        return Claim(self._claimed, self._key)
+        return Claim(self._claimed, self._key, self._on_end)
 
 
 class Background:
     """The responses of one server that are made in the background.
 
     Attributes:
-        on_start: called before one is started; None = nothing is.
+        others: other front ends on the port, which make responses, too; None = there are none.
     """
 
     def __init__(self) -> None:
-        self.on_start: Callable[[Key], Awaitable[None]] | None = None
+        self.others: Peers | None = None
+        self._shared: set[Key] = set()
         self._claimed: set[Key] = set()
         self._live: dict[Key, LiveResponse] = {}
         self._ended = EndedLogs(MAX_ENDED_BYTES)
@@ -186,7 +191,16 @@ class Background:
     def claim(self, key: Key) -> Claim:
         """Take an id, which is free, for a request under way."""
         assert not self.is_taken(key), "the caller has looked"
-        return Claim(self._claimed, key)
+        return Claim(self._claimed, key, self._note_free)
+
+    async def share(self, key: Key) -> bool:
+        """Take an id, which is taken here, among all front ends, as long as it is taken here; False = one has it."""
+        if self.others is None:
+            return True
+        if not await self.others.claim(key):
+            return False
+        self._shared.add(key)
+        return True
 
     def could_be_kept(self, key: Key) -> bool:
         """False for a response that has ended in a way that the store does not have."""
@@ -198,9 +212,12 @@ class Background:
         Raises:
             ShelfError: it cannot be kept.
         """
-        if self.on_start is not None:
-            await self.on_start(live.key)
-        await live.start()
+        await self.share(live.key)
+        try:
+            await live.start()
+        except BaseException:
+            self._note_free(live.key)
+            raise
         self._live[live.key] = live
         live.on_over = lambda: self._note_end(live)
 
@@ -222,6 +239,11 @@ class Background:
         for live in list(self._live.values()):
             await live.end(FAILED, CUT_OFF)
 
+    def _note_free(self, key: Key) -> None:
+        if key in self._shared and not self.is_taken(key) and self.others is not None:
+            self._shared.discard(key)
+            self.others.release(key, is_made=self._ended.get(key) is not None)
+
     def _note_end(self, live: LiveResponse) -> None:
         if self._live.get(live.key) is live:
             del self._live[live.key]
@@ -231,3 +253,4 @@ class Background:
             self._not_kept[live.key] = None
             if len(self._not_kept) > MAX_NOT_KEPT:
                 del self._not_kept[next(iter(self._not_kept))]
+        self._note_free(live.key)

@@ -60,12 +60,16 @@ class ResponsesRoutes:
         check_request(body, warnings)
         is_stored = self._check_storing(body, warnings)
         key = scope_of(request).tenant.name, _own_id(body) or f"resp_{secrets.token_hex(24)}"
-        if self._kept.background.is_taken(key):
+        background = self._kept.background
+        if background.is_taken(key):
             raise _taken(body)
-        if not is_stored:
-            return await self._answer(request, body, key, warnings, claim=None)
-        claim = self._kept.background.claim(key)
+        claim = background.claim(key)
         try:
+            if body.request_id is not None and not await background.share(key):
+                raise _taken(body)
+            if not is_stored:
+                claim.end()
+                return await self._answer(request, body, key, warnings, claim=None)
             if body.request_id is not None and await self._kept.stored(key) is not None:
                 raise _taken(body)
             return await self._answer(request, body, key, warnings, claim=claim)

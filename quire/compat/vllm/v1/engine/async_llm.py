@@ -11,7 +11,7 @@ from quire.core.request_options import RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.engine import async_llm
 from quire.engine.output_stream import OutputStream
-from quire.errors import ValidationError, require_unset
+from quire.errors import require_unset
 
 __all__ = ["AsyncLLM"]
 
@@ -83,25 +83,9 @@ class AsyncLLM(async_llm.AsyncLLM):
         """End one request or several."""
         await super().abort(request_id)
 
-    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Stop running steps until `resume_generation`; the prefix cache is kept.
-
-        Args:
-            mode: "abort" ends unfinished requests first, "keep" lets them wait.
-            clear_cache: without effect: weights do not change while an engine runs.
-
-        Raises:
-            ValidationError: `mode` is another ("wait" is not supported).
-        """
-        if mode not in ("abort", "keep"):
-            raise ValidationError(
-                f"mode={mode!r} is not supported",
-                hint="use 'abort' or 'keep'; to wait, read all outputs first",
-                field="mode",
-            )
-        if mode == "abort":
-            await super().abort(self._front.request_ids)
-        await super().pause_generation()
+    async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Stop running steps until `resume_generation`; arguments and errors as Quire's engine."""
+        await super().pause_generation(mode, clear_cache)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
