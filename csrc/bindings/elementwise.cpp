@@ -1,4 +1,5 @@
 #include "bindings/step_graph.h"
+#include "quire/rows.h"
 
 namespace quire {
 
@@ -46,6 +47,12 @@ void bind_elementwise(nb::module_& m) {
                                       static_cast<DType>(dtype)};
           run_noted(tier_at(tier).elementwise->gated_rms_norm, pool, args);
         });
+  m.def("copy_rows", [](Pool& pool, uintptr_t x, int64_t x_stride, int64_t num_x_rows, uintptr_t from, uintptr_t out,
+                        int64_t out_stride, int64_t num_out_rows, uintptr_t to, int64_t num_rows, int64_t row_bytes) {
+    const CopyRowsArgs args{at<char>(x),  x_stride,   num_x_rows,   at<int64_t>(from), at<char>(out),
+                            out_stride,   num_out_rows, at<int64_t>(to), num_rows,      row_bytes};
+    return run_noted(copy_rows, pool, args);
+  });
   m.def("is_finite", [](int tier, Pool& pool, uintptr_t x, int64_t num_elements, int64_t element_bytes,
                         uint32_t exponent_mask) {
     const IsFiniteArgs args{at<void>(x), num_elements, element_bytes, exponent_mask};

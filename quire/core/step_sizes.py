@@ -1,7 +1,6 @@
-"""Common numbers of tokens of steps with drafts: a step's size is captured when it is first met, so few are used.
+"""Common numbers of tokens of steps with drafts: what a step costs is learned of each size, so few are used.
 
-The controller of drafts chooses only budgets with which a step has one of them; the worker captures the first ones at
-start.
+The controller of drafts chooses only budgets with which a step has one of them.
 """
 
 from __future__ import annotations
@@ -17,8 +16,3 @@ def is_common(num_tokens: int) -> bool:
         return True
     shift = num_tokens.bit_length() - 4
     return num_tokens >> shift in COMMON_SHARES and num_tokens & ((1 << shift) - 1) == 0
-
-
-def common_sizes(most: int) -> list[int]:
-    """Those up to `most`, rising."""
-    return [size for size in range(1, most + 1) if is_common(size)]

@@ -103,6 +103,14 @@ class LayerKernels(ABC):
         """X + residual, or a copy of `x`, as a new tensor; neither is changed."""
         return x.clone() if residual is None else x + residual
 
+    def take_rows(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` [n] int64 of `x`, in their order."""
+        return x[ids]
+
+    def put_rows(self, x: torch.Tensor, ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """[num_rows, size], whose rows `ids` [n] int64 are those of `x` [n, size]; the others hold anything."""
+        return x.new_zeros(num_rows, x.shape[1]).index_copy_(0, ids, x)
+
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """X * factor; `x` may be overwritten."""
         return x.mul_(factor)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant, state_space
+from quire.kernels.native import causal_conv, delta_net, elementwise, linear, quant, rows, state_space
 from quire.kernels.native.arena import HugeArena
 from quire.kernels.native.block_quant import BLOCK_KERNELS
 from quire.kernels.native.coded import CODES
@@ -300,6 +300,14 @@ class NativeKernels(LayerKernels):
     def sum(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """One pass."""
         return elementwise.transform(self._runtime, x, addend=residual)
+
+    def take_rows(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Copied."""
+        return rows.take_rows(self._runtime, x, ids)
+
+    def put_rows(self, x: torch.Tensor, ids: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Copied."""
+        return rows.put_rows(self._runtime, x, ids, num_rows)
 
     def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         """One pass."""

@@ -98,7 +98,8 @@ class DecoderLayer(nn.Module):
             (self.feed_forwards, self.ffn_norm, self.ffn_post_norm),
         ):
             if parts is self.feed_forwards and self.narrows and context.wanted is not None:
-                x, residual = x[context.wanted], None if residual is None else residual[context.wanted]
+                x = self.kernels.take_rows(x, context.wanted)
+                residual = None if residual is None else self.kernels.take_rows(residual, context.wanted)
             if parts:
                 entered, residual = self._enter(norm, x, residual)
                 x = self._finish(self._sum(parts, entered, residual, positions, context), post_norm)
@@ -225,11 +226,11 @@ class DecoderModel(nn.Module):
         return x if self.project_in is None else self.project_in(x)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """[num_tokens] -> [num_tokens, hidden_size]; with `context.wanted` the other tokens have zeros, or theirs."""
+        """[num_tokens] -> [num_tokens, hidden_size]; with `context.wanted` the other tokens have anything."""
         hidden = self._hidden(input_ids, positions, context)
         if context.wanted is None or not self.narrows:
             return hidden
-        return hidden.new_zeros(len(input_ids), hidden.shape[1]).index_copy_(0, context.wanted, hidden)
+        return self.kernels.put_rows(hidden, context.wanted, len(input_ids))
 
     def _hidden(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Of all tokens, or of those that the last layer leaves."""

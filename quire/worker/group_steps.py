@@ -177,12 +177,13 @@ class GroupStep:
 
     def _forward(self, step: ForwardStep, batch: InputBatch) -> torch.Tensor:
         self._tables.take(step)
-        hidden = self._graphs.forward(batch) if step.segments is None else None
+        wanted = None if step.wants_all else batch.logits_indices
+        hidden = self._graphs.forward(batch, wanted) if step.segments is None else None
         if hidden is not None:
             return hidden
         context = self._context(step, batch)
-        if not step.wants_all:
-            context = dataclasses.replace(context, wanted=torch.from_numpy(batch.logits_indices).to(self._device))
+        if wanted is not None:
+            context = dataclasses.replace(context, wanted=torch.from_numpy(wanted).to(self._device))
         return self._model.forward(batch.input_ids, batch.positions, context)
 
     def _context(self, step: ForwardStep, batch: InputBatch) -> ForwardContext:

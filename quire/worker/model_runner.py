@@ -211,24 +211,24 @@ class ModelRunner:
 
     def _forward(self, batch: InputBatch, reads_all: bool) -> torch.Tensor | LateHidden:
         """`reads_all`: hidden states of tokens that predict none will be read, too."""
+        wanted = None if reads_all else self._wanted(batch)
         if self._group is not None:
-            return self._group.forward(batch, wants_all=reads_all or self._wanted(batch) is None)
-        hidden = None if batch.trees is not None else self._step_graphs.forward(batch)
+            return self._group.forward(batch, wants_all=wanted is None)
+        hidden = None if batch.trees is not None else self._step_graphs.forward(batch, wanted)
         if hidden is not None:
             return hidden
         context = self._attention.forward_context(batch, self._block_tables)
-        wanted = None if reads_all else self._wanted(batch)
         if wanted is not None:
-            context = dataclasses.replace(context, wanted=wanted)
+            context = dataclasses.replace(context, wanted=torch.from_numpy(wanted).to(self._device))
         return self._model.forward(batch.input_ids, batch.positions, context)
 
-    def _wanted(self, batch: InputBatch) -> torch.Tensor | None:
+    def _wanted(self, batch: InputBatch) -> np.ndarray | None:
         """The tokens whose hidden states will be read, where they are few: those that predict tokens."""
         if 2 * len(batch.logits_indices) > batch.num_tokens:
             return None
         if (self._requests.num_prompt_logprobs[batch.rows] >= 0).any():
             return None
-        return torch.from_numpy(batch.logits_indices).to(self._device)
+        return batch.logits_indices
 
     def _apply(self, scheduled: SchedulerOutput) -> None:
         """Bring rows and tables up to date: beams, frees, then additions, new blocks, copied blocks."""

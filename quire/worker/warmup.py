@@ -4,8 +4,7 @@ for capturing their steps.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,10 +15,6 @@ from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
 from quire.worker.device.graphs import StepGraphs
 from quire.worker.input_batch import InputBatch
-
-# Of a start, at most, and the step that this ends in. Of small models, whose steps cost ten times as much while they
-# are captured, it is enough for all common sizes; of large ones for some, and there it is two steps more for each.
-CAPTURE_S = 1.0
 
 
 @torch.inference_mode()
@@ -45,41 +40,22 @@ def warm_up(
 
 
 @torch.inference_mode()
-def capture_steps(
-    graphs: StepGraphs,
-    sizes: Iterable[int],
-    device: torch.device,
-    inputs: Sequence[torch.Tensor] = (),
-    clock: Callable[[], float] = time.perf_counter,
-) -> int:
-    """Capture steps of these numbers of tokens, as far as CAPTURE_S goes; how many were.
-
-    They write to the null block, so a size is at most a block where anything attends.
+def capture_steps(graphs: StepGraphs, device: torch.device, inputs: Sequence[torch.Tensor] = ()) -> None:
+    """Capture steps, and compare one of one token and one of several with the model; on the null block.
 
     Args:
         inputs: what the graphs read besides their batch; will be overwritten.
     """
-    end, num_captured = clock() + CAPTURE_S, 0
-    for size in sizes:
-        for first_id in (0, 1):  # a replay of other inputs than the captured ones is compared with the model
-            for tensor in inputs:
-                tensor.copy_(torch.linspace(-1.0, 1.0 + first_id, tensor.numel()).view_as(tensor))
-            graphs.forward(_dummy_batch(0, size, device, 0, first_id=first_id, is_verified=True))
-            if not graphs.is_capture:
-                return num_captured
-        num_captured += 1
-        if clock() >= end:
-            break
-    return num_captured
+    for size in (1, 2):
+        for tensor in inputs:
+            tensor.copy_(torch.linspace(-1.0, 1.0, tensor.numel()).view_as(tensor))
+        graphs.forward(_dummy_batch(0, size, device, 0, is_verified=True))
 
 
 def _dummy_batch(
-    start: int, end: int, device: torch.device, num_state_groups: int, *, first_id: int = 0, is_verified: bool = False
+    start: int, end: int, device: torch.device, num_state_groups: int, *, is_verified: bool = False
 ) -> InputBatch:
-    """One request whose tokens start .. end - 1 are computed, and all but the first are drafts if they are verified.
-
-    Its ids are `first_id` and 0 in turn.
-    """
+    """One request whose tokens start .. end - 1 are computed, and all but the first are drafts if they are verified."""
     null, anew = np.zeros(1, dtype=np.int32), np.full(1, -1, dtype=np.int32)
     positions = np.arange(start, end, dtype=np.int64)
     return InputBatch(
@@ -87,7 +63,7 @@ def _dummy_batch(
         num_computed_tokens=np.array([start], dtype=np.int32),
         query_start_loc=np.array([0, end - start], dtype=np.int32),
         seq_lens=np.array([end], dtype=np.int32),
-        input_ids=(torch.arange(1, end - start + 1, dtype=torch.int32, device=device) % 2) * first_id,
+        input_ids=torch.zeros(end - start, dtype=torch.int32, device=device),
         positions=torch.from_numpy(positions).to(device),
         token_rows=np.zeros(end - start, dtype=np.int32),
         token_positions=positions,

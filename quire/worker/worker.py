@@ -24,7 +24,6 @@ from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.step_perf import WeightBytes
-from quire.core.step_sizes import common_sizes
 from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
 from quire.distributed.pipeline import PipelineStage
@@ -310,9 +309,10 @@ class Worker:
         if setup.config.cache.sparse_attention_blocks is not None:
             ops.attention.sparse = BlockTopK(setup.config.cache.sparse_attention_blocks, setup.block_size)
             make_graphs = no_graphs  # what a token attends to is chosen in Python
-        graphs = make_graphs(self._model, attention, step_tables)
-        if self._aux is not None:
-            graphs = GraphsWithAux(graphs, self._aux)
+        if self._aux is None:
+            graphs = make_graphs(self._model, attention, step_tables)
+        else:
+            graphs = GraphsWithAux(make_graphs, self._model, attention, step_tables, self._aux)
         requests = RequestStates(max_num_seqs, max_model_len, vocab_size)
         logprobs_mode = setup.config.model.logprobs_mode
         acceptance = None
@@ -340,8 +340,7 @@ class Worker:
         has_head = ops.stage is None or ops.stage.is_first
         warm_up(self._model, attention, block_tables, num_tokens, ops.device, has_head=has_head)
         if setup.limits.num_drafts and group is None and not any(block_tables.has_state):
-            most_tokens = min(num_tokens, max_num_seqs * (1 + setup.limits.num_drafts))
-            capture_steps(graphs, common_sizes(most_tokens), ops.device)
+            capture_steps(graphs, ops.device)
         if self._drafter is not None:
             cache = DrafterCache(
                 config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables

@@ -1,10 +1,11 @@
-"""Steps with drafts and short chunks of prompts, recorded and replayed: the bits of steps that run call by call."""
+"""Steps with drafts and chunks of prompts, recorded and replayed: the bits of steps that run call by call."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,14 +36,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How steps with spans ran."""
     found, forward, run = Counter[str](), RecordedSteps.forward, RecordedSteps._run
 
-    def note(graphs: RecordedSteps, batch: InputBatch) -> torch.Tensor | None:
+    def note(graphs: RecordedSteps, batch: InputBatch, wanted: np.ndarray | None = None) -> torch.Tensor | None:
         runs = found["runs"]
-        hidden = forward(graphs, batch)
+        hidden = forward(graphs, batch, wanted)
         if batch.num_tokens > batch.num_reqs:
             is_replay = hidden is not None and found["runs"] == runs
             found["replayed" if is_replay else "recorded" if hidden is not None else "by call"] += 1
-            is_prompt = len(batch.logits_indices) < batch.num_tokens
-            assert hidden is not None or batch.num_tokens > MAX_TOKENS or is_prompt
+            assert hidden is not None or batch.num_tokens > MAX_TOKENS
         return hidden
 
     def note_run(graphs: RecordedSteps, *args: Any) -> torch.Tensor:
@@ -65,3 +65,20 @@ def test_steps_with_drafts_are_replayed_with_the_same_bits(plain: list[Any], cou
     with drafting(oracle):
         assert answers(kernel_tier=tier) == plain
     assert counted["replayed"] > 10 and oracle.num_drafted > 50
+
+
+def test_steps_with_prompts_among_decodes_are_replayed_with_the_same_bits(counted: Counter[str]):
+    """Of each request all that is sampled and scored; prompts come while others decode, in chunks of 40 tokens."""
+    rows = [PROMPTS[i % 3] for i in range(6)]
+    params = [
+        SamplingParams(temperature=(i % 2) * 0.8, seed=i, max_tokens=8 + i, ignore_eos=True, logprobs=2)
+        for i in range(len(rows))
+    ]
+    found = []
+    for is_eager in (True, False):
+        with LLM(
+            "leaf", **{**SETTINGS, "max_num_seqs": 3}, long_prefill_token_threshold=40, enforce_eager=is_eager
+        ) as llm:
+            outputs = llm.generate([{"prompt_token_ids": one} for one in rows], params, use_tqdm=False)
+        found.append([(list(one.outputs[0].token_ids), repr(one.outputs[0].logprobs)) for one in outputs])
+    assert found[0] == found[1] and counted["replayed"] > 4 and counted["recorded"] <= 4

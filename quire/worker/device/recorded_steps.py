@@ -1,11 +1,14 @@
-"""RecordedSteps: steps of few tokens as recorded kernel calls, one graph for each number of tokens.
+"""RecordedSteps: steps of few tokens as recorded kernel calls: one graph, replayed with as many tokens as a step has.
 
-Called by the model runner. Owns the graphs, their inputs at fixed addresses and the arena of their results. The first
-step of a size is recorded while it runs, the second runs both ways and is compared bit for bit, later ones are
-replayed. A model that computes anything beside the recorded kernels stays call by call.
+Called by the model runner. Owns the graphs, their inputs at fixed addresses and the arena of their results. Before the
+first step the model is called on the largest one and on two others, without running any kernel: what differs between
+the three are numbers of tokens (`StepGraph.generalize`). The first step of one token, and the first of several, run
+both ways and are compared bit for bit; all others are replayed. A model that computes anything beside the recorded
+kernels stays call by call. Steps with few tokens whose hidden states are asked for, those with chunks of prompts, have
+a graph of their own, as the last layer's feed-forward network is for these tokens alone.
 
-A graph of n tokens has n requests, so that it serves decodes, drafts and short chunks of prompts alike: requests that
-the step does not have are without tokens, which attention passes over. Two drafts of one request beside a decode:
+A step of n tokens is recorded with n requests, so that decodes, drafts, prompts and mixtures of them are alike:
+requests that the step does not have are without tokens, which attention passes over. Two drafts beside a decode:
 
     query_start_loc  0 3 4 | 4 4
     seq_lens         9 6   | 0 0
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,7 +28,7 @@ from quire.core.memory_budget import RECORDED_STEPS_BYTES
 from quire.core.scheduler_output import StateBlocks
 from quire.errors import ShapeError
 from quire.kernels.native.runtime import NativeRuntime
-from quire.kernels.native.step_graph import GraphArena, StepGraph
+from quire.kernels.native.step_graph import GraphArena, Place, StepGraph
 from quire.logger import get_logger
 from quire.worker.attention_groups import AttentionGroups, make_state_metadata
 from quire.worker.block_tables import BlockTables
@@ -35,20 +38,34 @@ from quire.worker.input_batch import InputBatch
 
 logger = get_logger(__name__)
 
-# Larger steps spend little of their time between kernels; of large models fewer tokens fill the arena.
+# Larger steps spend little of their time between kernels; of some models fewer tokens fill the arena.
 MAX_TOKENS = 256
-# Of prompts: chunks that are so short that there will be others of their length.
-MAX_CHUNK = 8
+MIN_TOKENS = 8
+# Tokens, and those whose hidden states are asked for, of steps that are recorded beside the largest one. No kernel has
+# tiles of seven or five rows, no two sizes have the ratio of others, and one row alone has other strides.
+OTHER_SIZES = ((7, 3), (5, 2))
 ARENA_BYTES = RECORDED_STEPS_BYTES
 
+Sizes = tuple[int, ...]
+"""Tokens of a step, and how many of them are asked for where these are few."""
 
-@dataclass(slots=True)
-class _Recorded:
-    """A recorded step; `hidden` is where its result appears."""
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """Steps of up to `max_tokens` tokens: `hidden` is where the results of the largest appear.
+
+    Attributes:
+        proven: kinds of steps, by which of their sizes are more than one, whose replays gave the model's bits.
+    """
 
     graph: StepGraph
     hidden: torch.Tensor
-    is_proven: bool = False
+    max_tokens: int
+    proven: set[tuple[bool, ...]]
+
+    def hidden_of(self, num_tokens: int) -> torch.Tensor:
+        """The results of a step; heads may have several rows for each token."""
+        return self.hidden[: len(self.hidden) // self.max_tokens * num_tokens]
 
 
 class RecordedSteps(StepGraphs):
@@ -56,6 +73,7 @@ class RecordedSteps(StepGraphs):
 
     Args:
         runtime: of the model's layers and its attention.
+        max_tokens: of a step that is recorded.
         vocab_size: ids are below it.
         agree: whether it is so on all ranks that compute the steps, which must all replay the same ones.
     """
@@ -66,6 +84,8 @@ class RecordedSteps(StepGraphs):
         model: StepModel,
         attention: AttentionGroups,
         block_tables: BlockTables,
+        max_tokens: int = MAX_TOKENS,
+        *,
         vocab_size: int,
         agree: Callable[[bool], bool] = bool,
     ) -> None:
@@ -76,15 +96,16 @@ class RecordedSteps(StepGraphs):
         self._vocab_size = vocab_size
         self._agree = agree
         self._arena = GraphArena(ARENA_BYTES)
-        self._recorded: dict[int, _Recorded] = {}
-        self._refused: set[int] = set()
-        self._max_tokens = size = MAX_TOKENS
+        # By whether few tokens are asked for; None = these steps cannot be captured.
+        self._captured: dict[bool, _Captured | None] = {}
+        self.max_tokens = size = max_tokens
         self._input_ids = np.zeros(size, dtype=np.int64)
         self._positions = np.zeros(size, dtype=np.int64)
         self._query_start_loc = np.arange(size + 1, dtype=np.int32)
         self._seq_lens = np.zeros(size, dtype=np.int32)
         self._tables = [np.zeros((size, table.shape[1]), dtype=np.int32) for table in block_tables.tables]
         self._slots = [np.zeros(size, dtype=np.int64) for _ in block_tables.tables]
+        self._wanted = np.zeros(size, dtype=np.int64)
         self._num_computed_tokens = np.zeros(size, dtype=np.int32)
         self._states = [
             StateBlocks(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32))
@@ -92,29 +113,30 @@ class RecordedSteps(StepGraphs):
             if has_state and group in attention.groups
         ]
 
-    def forward(self, batch: InputBatch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch, wanted: np.ndarray | None = None) -> torch.Tensor | None:
         """Hidden states [num_tokens, hidden_size] of a small step, valid until the next step; None = not one of these.
 
-        Writes the step's keys and values, as the model does. Decodes and drafts are captured, and short prompts, which
-        replay what these have left: a graph costs two steps more.
+        Writes the step's keys and values, as the model does.
         """
         self.is_capture, size = False, batch.num_tokens
-        if size > self._max_tokens or size in self._refused or self._runtime.is_profiled:
+        if size > self.max_tokens or self._runtime.is_profiled:
             return None
         if batch.states and not (size == batch.num_reqs and batch.num_computed_tokens.all()):
             return None  # recurrent layers are recorded one token on from a state
-        recorded = self._recorded.get(size)
-        is_ready = recorded is not None and recorded.is_proven
-        if not is_ready and len(batch.logits_indices) < size and np.diff(batch.query_start_loc).max() > MAX_CHUNK:
+        is_few = wanted is not None
+        captured = self._captured[is_few] if is_few in self._captured else self._capture(is_few=is_few)
+        if captured is None or size > captured.max_tokens:
             return None
         self._load(batch)
-        self.is_capture = not is_ready
-        if recorded is None:
-            return self._record(size)
-        if not is_ready:
-            return self._prove(size, recorded)
-        recorded.graph.replay()
-        return recorded.hidden
+        sizes: Sizes = (size,)
+        if wanted is not None:
+            num_wanted = max(1, len(wanted))  # where none is, any
+            self._wanted[:num_wanted] = wanted if len(wanted) else 0
+            sizes = (size, num_wanted)
+        if tuple(one > 1 for one in sizes) not in captured.proven:
+            return self._prove(sizes, captured)
+        captured.graph.replay(sizes)
+        return captured.hidden_of(size)
 
     def _load(self, batch: InputBatch) -> None:
         """Put the step's inputs where graphs read them."""
@@ -141,37 +163,71 @@ class RecordedSteps(StepGraphs):
             table[:num_reqs, : blocks.shape[1]] = blocks
             slots[:size] = self._block_tables.slots(group, batch.token_rows, batch.token_positions)
 
-    def _record(self, size: int) -> torch.Tensor:
-        graph, watch = StepGraph(self._runtime, self._arena), OperationWatch()
-        with graph.recording():
-            hidden = self._run(size, watch)
-        is_whole = not watch.names and self._arena.holds(hidden)
-        has_room = not self._arena.has_overflowed
-        if self._agree(has_room and is_whole):
-            self._recorded[size] = _Recorded(graph, hidden)
-        elif self._agree(is_whole or not has_room):
-            self._refused.add(size)
-        else:
-            if not is_whole:
-                names = ", ".join(sorted(watch.names)) or "its result elsewhere"
+    def _capture(self, *, is_few: bool) -> _Captured | None:
+        """Record steps of as many tokens as can be; None = those of the model cannot."""
+        size = self.max_tokens
+        self._captured[is_few] = None
+        while size >= MIN_TOKENS:
+            watch = OperationWatch()
+            captured = self._record((size, size // 2)[: 1 + is_few], watch)
+            if self._agree(captured is not None):
+                self._captured[is_few] = captured
+                if not is_few:
+                    self.max_tokens = size
+                return captured
+            if not self._agree(not watch.names):
+                names = ", ".join(sorted(watch.names)) or "something on another rank"
                 logger.warning("steps are not captured: besides its kernels the model computes %s", names)
-            self._max_tokens = 0
+                self.max_tokens = 0
+                return None
+            size //= 2
+        logger.warning("steps are not captured: they have other calls for other numbers of tokens, or no room")
+        self.max_tokens = 0
+        return None
+
+    def _record(self, sizes: Sizes, watch: OperationWatch) -> _Captured | None:
+        """The calls of a step of these sizes, which serve smaller ones; None = they have no room, are others for fewer
+        tokens, or are not all that the model computes: what it does besides is in `watch`.
+        """
+        graph = StepGraph(self._runtime, self._arena, is_run=False)
+        with graph.recording():
+            hidden = self._run(sizes, watch)
+        if self._arena.has_overflowed:
+            watch.names.clear()  # it took memory elsewhere
+            return None
+        if not self._arena.holds(hidden):
+            watch.names.add("its result elsewhere")
+        if watch.names:
+            return None
+        places = self._arena.places
+        others = [self._record_other(other[: len(sizes)], places) for other in OTHER_SIZES]
+        return _Captured(graph, hidden, sizes[0], set()) if graph.generalize(sizes, others) else None
+
+    def _record_other(self, sizes: Sizes, places: list[Place]) -> tuple[StepGraph, Sizes]:
+        """The calls for a smaller step, whose results go where those of the largest one do."""
+        graph = StepGraph(self._runtime, self._arena, is_run=False)
+        with graph.recording(places):
+            self._run(sizes)
+        return graph, sizes
+
+    def _prove(self, sizes: Sizes, captured: _Captured) -> torch.Tensor:
+        self.is_capture, size = True, sizes[0]
+        put_back = self._attention.remember_states([_first(states, size) for states in self._states])
+        captured.graph.replay(sizes)
+        put_back()  # what a step has read is read again
+        index = slice(None) if len(sizes) == 1 else self._wanted[: sizes[1]]
+        replayed = captured.hidden_of(size)[index]
+        hidden = self._run(sizes)  # last, so that the cache holds what it wrote, whatever the replay did
+        if self._agree(torch.equal(hidden[index].view(torch.uint8), replayed.view(torch.uint8))):
+            captured.proven.add(tuple(one > 1 for one in sizes))
+        else:
+            logger.warning("steps are not captured: a replay of %d tokens gave different bits", size)
+            self.max_tokens = 0
         return hidden
 
-    def _prove(self, size: int, recorded: _Recorded) -> torch.Tensor:
-        put_back = self._attention.remember_states([_first(states, size) for states in self._states])
-        recorded.graph.replay()
-        put_back()  # what a step has read is read again
-        expected = self._run(size)  # last, so that the cache holds what it wrote, whatever the replay did
-        recorded.is_proven = self._agree(torch.equal(expected.view(torch.uint8), recorded.hidden.view(torch.uint8)))
-        if not recorded.is_proven:
-            logger.warning("steps of %d tokens are not captured: a replay gave different bits", size)
-            del self._recorded[size]
-            self._refused.add(size)
-        return expected
-
-    def _run(self, size: int, watch: OperationWatch | None = None) -> torch.Tensor:
+    def _run(self, sizes: Sizes, watch: OperationWatch | None = None) -> torch.Tensor:
         """The model, call by call, on the inputs of the graphs."""
+        size = sizes[0]
         states = iter(self._states)
         metadata = {
             group: self._state_metadata(size, next(states)) if has_state else self._metadata(size, group)
@@ -180,6 +236,8 @@ class RecordedSteps(StepGraphs):
         }
         input_ids, positions = torch.from_numpy(self._input_ids[:size]), torch.from_numpy(self._positions[:size])
         context = self._attention.context_of(metadata)
+        if len(sizes) > 1:
+            context = replace(context, wanted=torch.from_numpy(self._wanted[: sizes[1]]))
         with watch or nullcontext():
             return self._model.forward(input_ids, positions, context)
 

@@ -5,6 +5,7 @@ Made by the drafter of a rank of a group, whose passes are those of any model (`
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from quire.attention.context import ForwardContext
@@ -42,6 +43,6 @@ class FeatureGraphs(StepGraphs):
         self._model = model
         self._graphs = graphs
 
-    def forward(self, batch: InputBatch) -> torch.Tensor | None:
-        """As `StepGraphs`."""
+    def forward(self, batch: InputBatch, wanted: np.ndarray | None = None) -> torch.Tensor | None:
+        """As `StepGraphs`, all hidden states."""
         return self._graphs.run(batch, self._model.features)

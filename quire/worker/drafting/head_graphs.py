@@ -5,8 +5,6 @@ A captured step reads its inputs where they were when it was captured, so featur
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from quire.attention.context import ForwardContext
@@ -39,11 +37,11 @@ class HeadGraphs:
         self._head = head
         self._features = torch.zeros(MAX_TOKENS, head.arch.hidden_size, dtype=head.dtype, device=device)
         self._device = device
-        self._graphs = make_graphs(self, attention, block_tables)
+        self._graphs = make_graphs(self, attention, block_tables, MAX_TOKENS)
 
-    def capture(self, sizes: Iterable[int]) -> None:
-        """Capture steps of these numbers of tokens, each at most a block."""
-        capture_steps(self._graphs, sizes, self._device, [self._features])
+    def capture(self) -> None:
+        """Before the first step."""
+        capture_steps(self._graphs, self._device, [self._features])
 
     def run(self, batch: InputBatch, features: torch.Tensor) -> torch.Tensor | None:
         """As `FeatureHead.forward`, for rows whose slots are their positions; valid until the next step, None = not one

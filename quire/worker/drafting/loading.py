@@ -16,7 +16,6 @@ from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
 from quire.config.token_tree import Tree
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
-from quire.core.step_sizes import common_sizes
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError
 from quire.layers.options import LayerOptions
@@ -50,7 +49,7 @@ from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_steps import GroupStep
 from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.setup import WorkerSetup
-from quire.worker.warmup import CAPTURE_S, capture_steps, warm_up
+from quire.worker.warmup import capture_steps, warm_up
 
 PREFIX = "draft."
 """Of the names of a drafting model's layers among all layers with a cache."""
@@ -58,8 +57,9 @@ PREFIX = "draft."
 MAX_FILL_TOKENS = 1024
 """Most missing tokens that are computed beside one step: as long as a step of the target may take."""
 
-MOST_CAPTURED_ROWS = 4
-"""Of steps of what drafts that are captured at start."""
+
+CAPTURE_S = 1.0
+"""Of a start, at most, in which chains of drafts are captured, and the chain that this ends in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class LanguageModelDrafter:
             group.start(lambda hidden, num_places: self._model.compute_logits(hidden), step)
             passes = group
         elif not any(cache.block_tables.has_state):
-            capture_steps(graphs, common_sizes(min(_most_captured(setup), longest)), ops.device)
+            capture_steps(graphs, ops.device)
         limits = setup.limits
         most_fill = max(min(MAX_FILL_TOKENS, limits.max_num_batched_tokens), limits.max_num_seqs)
         pages = _pages(cache, attention, self._files)
@@ -333,7 +333,7 @@ class FeatureDrafter:
             group.start(model.compute_logits, step, model.give)
             graphs = None
         elif graphs is not None:
-            graphs.capture(common_sizes(_most_captured(setup)))
+            graphs.capture()
             at_once = _drafts_at_once(self._head, attention, cache, choice, ops, self._files.num_tokens)
         return FeatureDrafts(
             self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group,
@@ -372,11 +372,6 @@ class MedusaDrafter:
             model = MedusaPass(heads, compute_logits)
             at_once = _drafts_at_once(model, cache.attention([]), cache, choice, ops, num_passes=1)
         return MedusaDrafts(heads, compute_logits, choice, at_once, group)
-
-
-def _most_captured(setup: WorkerSetup) -> int:
-    """Tokens up to which steps of what drafts are captured at start: those of a few rows."""
-    return min(setup.block_size, min(MOST_CAPTURED_ROWS, setup.limits.max_num_seqs) * (1 + setup.limits.num_drafts))
 
 
 def _drafts_at_once(

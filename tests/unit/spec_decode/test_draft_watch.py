@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.core.speculation_stats import Reason
-from quire.core.step_sizes import ALL_COMMON, common_sizes
+from quire.core.step_sizes import ALL_COMMON, is_common
 from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.draft_budget import common_budgets
 from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_OF_BAD, DraftWatch
@@ -81,7 +81,7 @@ def test_what_capturing_took_is_owed_when_drafts_did_not_gain():
 
 
 def test_few_sizes_of_steps_are_used():
-    assert common_sizes(64) == [*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64]
+    assert [size for size in range(1, 65) if is_common(size)] == [*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64]
     assert common_budgets(1, 16) == (1, 2, 3, 4, 5, 6, 7, 9, 11, 15)
     assert common_budgets(33, 3) == (1, 2, 3), "where no size is common all are"
     assert ALL_COMMON == 8

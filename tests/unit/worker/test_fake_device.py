@@ -21,7 +21,6 @@ from quire.core.kv_spec import KVCacheConfig
 from quire.core.sampling_params import SamplingParams
 from quire.executor.uniproc import UniProcExecutor
 from quire.layers.kernels import TorchKernels
-from quire.models.interfaces import CausalLM
 from quire.platforms import Platform
 from quire.sample.ops.interface import TokenSampler
 from quire.sample.ops.torch_ops import TorchSamplingOps
@@ -29,7 +28,7 @@ from quire.sample.states import SamplingStates
 from quire.utils.memory import GIB
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_tables import BlockTables
-from quire.worker.device.graphs import StepGraphs
+from quire.worker.device.graphs import StepGraphs, StepModel
 from quire.worker.device.memory import DeviceMemory, KVCaches
 from quire.worker.device.ops import DeviceOps
 from quire.worker.device.registry import DEVICES
@@ -91,12 +90,14 @@ class FakeMemory(DeviceMemory):
 
 
 class FakeGraphs(StepGraphs):
-    def __init__(self, model: CausalLM, attention: AttentionGroups, block_tables: BlockTables) -> None:
+    def __init__(
+        self, model: StepModel, attention: AttentionGroups, block_tables: BlockTables, max_tokens: int = 0
+    ) -> None:
         self._model, self._attention, self._block_tables = model, attention, block_tables
         self._input_ids = {size: torch.zeros(size, dtype=torch.int32) for size in BUCKETS}
         self._positions = {size: torch.zeros(size, dtype=torch.int64) for size in BUCKETS}
 
-    def forward(self, batch: InputBatch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch, wanted: np.ndarray | None = None) -> torch.Tensor | None:
         num_tokens = batch.num_tokens
         size = next((size for size in BUCKETS if num_tokens <= size), None)
         if size is None or num_tokens != batch.num_reqs:

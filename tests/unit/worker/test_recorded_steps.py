@@ -15,7 +15,7 @@ from quire.attention.metadata import AttentionMetadata
 from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from quire.core.scheduler_output import StateBlocks
 from quire.errors import ShapeError
-from quire.kernels.native import elementwise, linear
+from quire.kernels.native import elementwise, linear, rows
 from quire.kernels.native.causal_conv import causal_conv
 from quire.kernels.native.runtime import NativeRuntime
 from quire.kernels.native.step_graph import GraphArena, StepGraph
@@ -31,6 +31,7 @@ from quire.worker.kv_cache_tensors import CachePool
 from quire.worker.warmup import capture_steps
 
 VOCAB, SIZE = 48, 32
+NUM_RECORDINGS = 1 + len(recorded_steps.OTHER_SIZES)
 
 
 class Tables:
@@ -53,8 +54,9 @@ class Attention:
     state_numbers = ()
     metadata: AttentionMetadata
 
-    def context_of(self, per_group: Any) -> None:
+    def context_of(self, per_group: Any) -> ForwardContext:
         self.metadata = per_group[0]
+        return ForwardContext((self.metadata,), ())
 
     def remember_states(self, states: Any) -> Callable[[], None]:
         return lambda: None
@@ -72,11 +74,20 @@ class Model:
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: Any) -> torch.Tensor:
         self.num_calls += 1
         x = linear.gather_rows(self.runtime, input_ids, self.table, SIZE)
+        if self.beside == "more for many" and len(x) > 64:
+            x = elementwise.rms_norm(self.runtime, x, self.weight, 1e-5)
+        if self.beside == "whole tiles":
+            x = elementwise.rms_norm(self.runtime, x.view(-1)[: len(x) // 2 * SIZE].view(-1, SIZE), self.weight, 1e-5)
         if self.beside == "between":
             x = x * (1 + positions[:, None])
         if self.beside == "a copy":
             x = x.view(len(x), 2, -1).transpose(1, 2).reshape(len(x), -1)
+        if self.beside == "few" and context is not None and context.wanted is not None:
+            x = elementwise.rms_norm(self.runtime, rows.take_rows(self.runtime, x, context.wanted), self.weight, 1e-5)
+            return rows.put_rows(self.runtime, x, context.wanted, len(input_ids))
         x = elementwise.rms_norm(self.runtime, x, self.weight, 1e-5)
+        if self.beside == "two rows each":
+            return x.view(-1, SIZE // 2)
         return x * 2 if self.beside == "at the end" else x
 
 
@@ -96,7 +107,7 @@ def batch(token_ids: list[int], spans: list[int] | None = None) -> InputBatch:
 
 
 def graphs_of(model: Model) -> RecordedSteps:
-    return RecordedSteps(model.runtime, model, Attention(), Tables(), VOCAB)  # type: ignore[arg-type]
+    return RecordedSteps(model.runtime, model, Attention(), Tables(), vocab_size=VOCAB)  # type: ignore[arg-type]
 
 
 STEPS = [[3, 7], [5, 5], [0, 47], [9, 1], [2, 3]]
@@ -113,16 +124,54 @@ def test_a_step_is_recorded_then_proven_then_replayed():
     for i, token_ids in enumerate(STEPS):
         hidden = graphs.forward(batch(token_ids))
         assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
-        assert model.num_calls == min(i + 1, 2)
+        assert model.num_calls == NUM_RECORDINGS + 1 and graphs.is_capture == (i == 0)
 
 
-def test_each_number_of_requests_has_a_graph_of_its_own():
+def test_steps_of_all_sizes_replay_one_graph_once_one_token_and_several_are_proven():
     model = Model(NativeRuntime())
     graphs = graphs_of(model)
-    for token_ids in ([1], [2, 3], [4, 5, 6]) * 4:
+    for count in (2, 1, 3, 40, graphs.max_tokens, 5, 1):
+        token_ids = [(7 * i + count) % VOCAB for i in range(count)]
         hidden = graphs.forward(batch(token_ids))
         assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
-    assert model.num_calls == 6
+    assert model.num_calls == NUM_RECORDINGS + 2 and graphs.max_tokens == recorded_steps.MAX_TOKENS
+
+
+def test_steps_with_few_tokens_that_are_asked_for_replay_a_graph_of_their_own():
+    model = Model(NativeRuntime(), "few")
+    graphs = graphs_of(model)
+    for i, (count, few) in enumerate([(9, [8]), (6, [1, 3, 5]), (40, [2, 39]), (3, []), (250, list(range(125)))]):
+        token_ids = [(5 * j + i) % VOCAB for j in range(count)]
+        hidden = graphs.forward(batch(token_ids, [count]), np.array(few, dtype=np.int64))
+        assert hidden is not None and hidden.shape == (count, SIZE)
+        assert torch.equal(hidden[few], expected(model, token_ids)[few])
+        assert graphs.is_capture == (i < 2)
+    hidden = graphs.forward(batch([1, 2, 3]))
+    assert hidden is not None and torch.equal(hidden, expected(model, [1, 2, 3]))
+    assert model.num_calls == 2 * NUM_RECORDINGS + 2 + 1
+
+
+def test_results_of_several_rows_for_each_token_are_whole():
+    model = Model(NativeRuntime(), "two rows each")
+    graphs = graphs_of(model)
+    for token_ids in ([3], [4, 5], [6, 7, 8], [9]):
+        hidden = graphs.forward(batch(token_ids))
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+    assert model.num_calls == NUM_RECORDINGS + 2
+
+
+def test_where_many_tokens_are_computed_by_other_calls_steps_of_few_are_replayed():
+    model = Model(NativeRuntime(), "more for many")
+    graphs = graphs_of(model)
+    assert graphs.forward(batch([1] * 65)) is None and graphs.max_tokens == 64
+    for token_ids in ([2, 3], [1] * 64, [4, 5, 6]):
+        hidden = graphs.forward(batch(token_ids))
+        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+
+
+def test_a_model_with_sizes_that_are_no_multiples_of_the_tokens_stays_call_by_call():
+    graphs = graphs_of(Model(NativeRuntime(), "whole tiles"))
+    assert graphs.forward(batch([1, 2])) is None and graphs.max_tokens == 0
 
 
 @pytest.mark.parametrize("beside", ["between", "a copy", "at the end"])
@@ -130,16 +179,14 @@ def test_each_number_of_requests_has_a_graph_of_its_own():
 def test_a_model_that_computes_beside_its_kernels_stays_call_by_call(beside: str):
     model = Model(NativeRuntime(), beside)
     graphs = graphs_of(model)
-    first = graphs.forward(batch(STEPS[0]))
-    assert first is not None and torch.equal(first, expected(model, STEPS[0]))
-    assert all(graphs.forward(batch(token_ids)) is None for token_ids in STEPS[1:])
-    assert graphs.forward(batch([1])) is None, "what one size met holds for all"
+    assert all(graphs.forward(batch(token_ids)) is None for token_ids in (*STEPS, [1]))
+    assert model.num_calls == 1, "what one size met holds for all"
 
 
 def test_a_replay_with_other_bits_is_given_up():
     model = Model(NativeRuntime())
     graphs = graphs_of(model)
-    graphs.forward(batch(STEPS[0]))
+    graphs.forward(batch([4]))
     model.weight = model.weight + 1  # another address than the recorded one
     second = graphs.forward(batch(STEPS[1]))
     x = linear.gather_rows(model.runtime, torch.tensor(STEPS[1]), model.table, SIZE)
@@ -147,50 +194,52 @@ def test_a_replay_with_other_bits_is_given_up():
     assert graphs.forward(batch(STEPS[2])) is None
 
 
-def test_steps_with_drafts_are_captured_at_start_for_as_long_as_that_may_take():
+def test_steps_that_are_captured_at_start_are_proven_there():
     model = Model(NativeRuntime())
-    graphs, times = graphs_of(model), iter([0.0, 0.5, 1.0])
-    assert capture_steps(graphs, [1, 2, 3], torch.device("cpu"), clock=lambda: next(times)) == 2
-    for token_ids in ([5], [3, 7]):
+    graphs = graphs_of(model)
+    capture_steps(graphs, torch.device("cpu"))
+    for token_ids in ([5], [3, 7], [2, 3, 4]):
         hidden = graphs.forward(batch(token_ids, [len(token_ids)]))
         assert hidden is not None and torch.equal(hidden, expected(model, token_ids)) and not graphs.is_capture
-    assert model.num_calls == 4 and capture_steps(NoGraphs(), [1, 2], torch.device("cpu")) == 0
+    assert model.num_calls == NUM_RECORDINGS + 2
+    capture_steps(NoGraphs(), torch.device("cpu"))
 
 
-def test_a_replay_at_start_that_would_only_leave_what_was_captured_is_given_up(monkeypatch: pytest.MonkeyPatch):
+def test_a_replay_that_does_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch):
     graphs = graphs_of(Model(NativeRuntime()))
-    monkeypatch.setattr(StepGraph, "replay", lambda graph: None)
-    capture_steps(graphs, [2], torch.device("cpu"))
+    monkeypatch.setattr(StepGraph, "replay", lambda graph, sizes: None)
+    capture_steps(graphs, torch.device("cpu"))
     assert graphs.forward(batch([3, 7])) is None
 
 
 def test_what_the_model_writes_is_written_after_a_replay_that_is_compared_with_it(monkeypatch: pytest.MonkeyPatch):
     model, events = Model(NativeRuntime()), list[str]()
     graphs = graphs_of(model)
-    graphs.forward(batch(STEPS[0]))
+    graphs.forward(batch([4]))
     forward, replay = model.forward, StepGraph.replay
     monkeypatch.setattr(model, "forward", lambda *args: events.append("model") or forward(*args))
-    monkeypatch.setattr(StepGraph, "replay", lambda graph: events.append("replay") or replay(graph))
+    monkeypatch.setattr(StepGraph, "replay", lambda graph, sizes: events.append("replay") or replay(graph, sizes))
     monkeypatch.setattr(graphs._attention, "remember_states", lambda states: lambda: events.append("put back"))
     graphs.forward(batch(STEPS[1]))
     assert events == ["replay", "put back", "model"]
 
 
-def test_drafts_and_short_prompts_are_replayed_by_the_graph_of_as_many_decodes():
+def test_drafts_and_prompts_are_replayed_by_the_graph_of_as_many_decodes():
     model = Model(NativeRuntime())
     graphs = graphs_of(model)
     attention: Any = graphs._attention
-    steps = [([1, 2, 3, 4], None), ([5, 6, 7, 8], [3, 1]), ([9, 1, 2, 3], [1, 2, 1]), ([4, 5, 6, 7], [4])]
-    for i, (token_ids, spans) in enumerate(steps):
-        step = batch(token_ids, spans)
+    for spans in ([1, 1, 1, 1], [3, 1], [1, 2, 1], [4]):
+        for captured in graphs._captured.values():
+            assert captured is not None
+            captured.proven.clear()  # run both ways
+        step = batch([5, 6, 7, 8], spans)
         hidden = graphs.forward(step)
-        assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
+        assert hidden is not None and torch.equal(hidden, expected(model, [5, 6, 7, 8]))
         missing = 4 - step.num_reqs
         # Replays read the same memory, so it holds for them, too.
         assert attention.metadata.query_start_loc.tolist() == [*step.query_start_loc.tolist(), *[4] * missing]
         assert attention.metadata.seq_lens.tolist() == [*step.seq_lens.tolist(), *[0] * missing]
         assert attention.metadata.block_table[: step.num_reqs, 0].tolist() == list(range(1, step.num_reqs + 1))
-        assert model.num_calls == min(i + 1, 2)
 
 
 def test_steps_of_too_many_tokens_are_left_alone():
@@ -202,13 +251,11 @@ def test_steps_of_too_many_tokens_are_left_alone():
 
 
 def test_a_step_whose_results_do_not_fit_is_left_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(recorded_steps, "ARENA_BYTES", 2 * SIZE * 4)
+    monkeypatch.setattr(recorded_steps, "ARENA_BYTES", 2 * 16 * SIZE * 4)
     model = Model(NativeRuntime())
     graphs = graphs_of(model)
-    first = graphs.forward(batch([1, 2]))
-    assert first is not None and torch.equal(first, expected(model, [1, 2]))
-    assert graphs.forward(batch([1, 2])) is None
-    for token_ids in ([4], [5], [6]):
+    assert graphs.forward(batch([1] * 17)) is None and graphs.max_tokens == 16
+    for token_ids in ([1] * 16, [4], [5], [6, 7]):
         hidden = graphs.forward(batch(token_ids))
         assert hidden is not None and torch.equal(hidden, expected(model, token_ids))
 
@@ -232,6 +279,22 @@ def test_a_recording_ends_with_the_step_that_failed():
         elementwise.rms_norm(runtime, torch.ones(1, 4), torch.ones(4), 1e-5)
     elementwise.rms_norm(runtime, torch.ones(1, 4), torch.ones(4), 1e-5)
     assert (graph.num_calls, other.num_calls, runtime.scratch) == (0, 1, None)
+
+
+def test_memory_of_an_arena_is_used_again_once_no_tensor_is_left_in_it():
+    arena = GraphArena(4096)
+    first = arena.empty((4, 16), torch.float32)
+    view, second = first[1:], arena.empty((10,), torch.int64)
+    assert not second.any() and arena.holds(first) and arena.holds(view)
+    del first
+    assert arena.empty((8,), torch.bfloat16).data_ptr() > second.data_ptr(), "a view is left"
+    del view
+    assert arena.empty((5,), torch.float32).data_ptr() < second.data_ptr()
+    assert [place for place, _ in arena.places] == [0, 256, 384, 0] and not arena.has_overflowed
+    places = arena.places
+    arena.reset(places)
+    assert arena.holds(arena.empty((2, 16), torch.float32)) and not arena.holds(arena.empty((40,), torch.int64))
+    assert arena.has_overflowed, "a result is larger than that of the larger step"
 
 
 def test_one_step_is_recorded_at_a_time():
@@ -267,7 +330,7 @@ def test_a_step_that_advances_states_is_proven_on_the_states_that_it_read():
     tables = BlockTables(config, 8, 40)
     caches = [torch.zeros(9, model.spec.page_size_bytes, dtype=torch.uint8) for _ in range(2)]
     attention, other = (AttentionGroups(config, ["mixer"], [one], [CachePool((one,), 0, 9)]) for one in caches)
-    graphs = RecordedSteps(model.runtime, model, attention, tables, VOCAB)
+    graphs = RecordedSteps(model.runtime, model, attention, tables, vocab_size=VOCAB)
     for i, token_ids in enumerate([[3, 7], *STEPS, *STEPS]):
         blocks = (1 + i // 4, 5 + i // 4)  # after every fourth step they go on in other blocks
         reads = (1 + (i - 1) // 4, 5 + (i - 1) // 4) if i else (-1, -1)
@@ -282,7 +345,7 @@ def test_a_step_that_advances_states_is_proven_on_the_states_that_it_read():
             model.forward(step.input_ids, step.positions, attention.forward_context(step, tables))
         assert hidden is None or torch.equal(hidden, by_call)
         assert torch.equal(*caches)
-    assert model.num_calls == 11 + 1 + 2, "recorded, proven, then replayed"
+    assert model.num_calls == 11 + 1 + NUM_RECORDINGS + 1, "recorded, proven, then replayed"
 
 
 def test_recurrent_layers_with_several_tokens_of_a_request_are_left_alone():
