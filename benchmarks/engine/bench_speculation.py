@@ -175,7 +175,7 @@ def make_arms(cell: Cell, args: argparse.Namespace) -> dict[str, LLM]:
     model = cell.target if cell.target == "leaf" else str(args.checkpoints / cell.target)
     settings = {"quantization": FORMATS[cell.format], "num_threads": args.num_threads}
     given = {name: value for name, value in settings.items() if value is not None}
-    drafting: Any = {"method": cell.method.split("+")}
+    drafting: Any = {"method": cell.method.split("+"), "enable_adaptive_verification": not args.always}
     if cell.method == "off" or cell.method.startswith("oracle:"):
         drafting = "off"
     if args.heads is not None:
@@ -265,6 +265,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, default=Path("build/checkpoints"))
     parser.add_argument("--formats", default=",".join(FORMATS))
     parser.add_argument("--methods", default="suffix", help="suffix, suffix+draft_model, oracle:0.7, ...")
+    parser.add_argument("--always", action="store_true", help="verify every draft: there is no controller")
     parser.add_argument("--heads", type=Path, help="a directory of the draft model or heads of the method")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}, {STORIES}")
     parser.add_argument("--concurrency", default="1,4,16,64")

@@ -34,7 +34,7 @@ from quire.spec_decode.draft_budget import (
     rank_drafts,
     rank_few,
 )
-from quire.spec_decode.draft_watch import MAX_INTERVAL, PLANNING_S, DraftWatch
+from quire.spec_decode.draft_watch import MAX_INTERVAL, DraftWatch
 from quire.spec_decode.guard import Arm, DraftGuard
 from quire.spec_decode.load import LoadBucket, bucket_of
 from quire.spec_decode.survival import FEW, Survival
@@ -73,6 +73,7 @@ class SpeculationController:
         self._watch = DraftWatch()
         self._depths: dict[LoadBucket, int] = {}
         self._proposing: dict[LoadBucket, tuple[int, float]] = {}
+        self._newest_proposing_s = 0.0
         self._asked = self._num_watched = self._num_to_skip = 0
         self._next_look_s = 0.0
         self._num_gainless = 0
@@ -165,9 +166,12 @@ class SpeculationController:
         return [of_step + proposing_s for of_step in seconds]
 
     def _proposing_s(self, bucket: LoadBucket) -> float:
-        """What proposing takes for a step."""
+        """What proposing takes for a step, as measured in steps with drafts: in a look, after many steps without any,
+        it takes several times as long, as nothing of it is in the caches. Where it was not measured it counts for
+        nothing, so a trial finds it out.
+        """
         known = self._proposing.get(bucket)
-        return self._watches[bucket].look_s - PLANNING_S if known is None else known[1]
+        return self._newest_proposing_s if known is None else known[1]
 
     def _vary(
         self,
@@ -301,7 +305,8 @@ class SpeculationController:
     def _note_proposing(self, bucket: LoadBucket, seconds: float) -> None:
         count, known_s = self._proposing.get(bucket, (0, seconds))
         bounded_s = min(seconds, MOST_TIMES_PROPOSING * known_s)
-        self._proposing[bucket] = count + 1, known_s + max(PROPOSING_SHARE, 1 / (count + 1)) * (bounded_s - known_s)
+        known_s += max(PROPOSING_SHARE, 1 / (count + 1)) * (bounded_s - known_s)
+        self._proposing[bucket], self._newest_proposing_s = (count + 1, known_s), known_s
 
     def _deepen(self, bucket: LoadBucket, most_accepted: int) -> None:
         """Ask for twice as many where most of those that were asked for stood, and for fewer bit by bit."""

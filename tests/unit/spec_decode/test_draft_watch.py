@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.core.drafts import Proposals
 from quire.core.speculation_stats import Reason
 from quire.core.step_sizes import ALL_COMMON, is_common
 from quire.spec_decode.controller import SpeculationController
@@ -52,6 +53,23 @@ def test_drafts_that_would_lose_are_never_verified_where_looks_say_so():
     played = play(controller, Drafter(lambda step: 0.0, score=0.9), linear, num_steps=300)
     reasons = controller.stats().reasons
     assert played.num_drafted == 0 and reasons[Reason.CLOSED] > 290
+
+
+class ColdDrafter(Drafter):
+    """A proposer that takes thirty times as long when it was not asked for some steps."""
+
+    last_step = -100
+
+    def propose(self, step: int, num_rows: int, most: int, rng: np.random.Generator) -> Proposals:
+        is_cold = step > self.last_step + 8
+        self.seconds, self.last_step = 0.03 if is_cold else 0.001, step
+        return super().propose(step, num_rows, most, rng)
+
+
+def test_what_a_proposer_takes_in_looks_keeps_no_good_drafts_from_a_trial():
+    controller = SpeculationController()
+    played = play(controller, ColdDrafter(lambda step: 0.8), linear, num_steps=4000)
+    assert played.ratio > 1.3 and controller.stats().num_closings == 0
 
 
 def test_a_promise_is_a_reason_to_open_while_a_debt_is_left():
