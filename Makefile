@@ -156,8 +156,10 @@ test-kv-faults: $(VENV)/.test      ## damaged, full, hanging and killed disks be
 .PHONY: test-parallel
 test-parallel: $(VENV)/.test       ## 2 and 4 ranks and pipeline stages give the bytes of one: every family, format and circumstance, then under kills; ONLY=llama,mixtral COUNT=20
 	$(BIN)/python -m tests.parallel.matrix --only "$(ONLY)"
+	QUIRE_TEST_FULL=1 $(BIN)/python -m pytest -q tests/parallel/test_divided_parts.py tests/parallel/test_drafts_of_ranks.py
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20)
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --experts
+	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --ranks 1 --stages 2
 
 .PHONY: test-speculation
 test-speculation: $(VENV)/.test    ## the same bytes with drafts: every method, kind of request, tier and format; COUNT=500, SEED=0
@@ -181,7 +183,7 @@ soak: $(VENV)/.test                ## requests of mixed sizes at saturation: no 
 	$(BIN)/python -m tests.robustness.soak $(if $(SECONDS),--seconds $(SECONDS),--requests $(or $(REQUESTS),20000))
 
 .PHONY: test-kill-matrix
-test-kill-matrix: $(VENV)/.test    ## two replicas; core, rank or replica killed in prefill, decode, structured, swapped, mid-speculation; ROUNDS=200 (10 minutes), SEED=0
+test-kill-matrix: $(VENV)/.test    ## two replicas; core, rank, stage, front end or replica killed in prefill, decode, structured, swapped, mid-speculation; ROUNDS=200 (15 minutes), SEED=0
 	$(BIN)/python -m tests.robustness.kill_matrix --rounds $(or $(ROUNDS),200) --seed $(or $(SEED),0)
 
 soak-kill: $(VENV)/.test           ## streams over HTTP while the engine core is killed and stopped; ROUNDS=20 by default, SPEC='{"method": "suffix"}'

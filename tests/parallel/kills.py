@@ -1,7 +1,7 @@
 """Ranks are killed under streams: every answer is compared. `python -m tests.parallel.kills --count 20`.
 
-Rank 0, which is the engine core's process, and another rank take turns. The last line is the number of answers that
-differ.
+Rank 0, which is the engine core's process, and the others take turns; `--stages 2` divides the model by layers, too.
+The last line is the number of answers that differ.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--experts", action="store_true", help="a small Mixtral, with whole experts on the ranks")
     args = parser.parse_args()
@@ -42,13 +43,13 @@ def kill(args: argparse.Namespace, model: str, settings: Mapping[str, Any]) -> i
     rng = random.Random(args.seed)
     requests = serving.make_requests(16, 60)
     expected = serving.expected_answers(model, requests)
-    config = build_config(model=model, tensor_parallel_size=args.ranks, **settings, **serving.SETTINGS)
-    engine = AsyncLLM.from_config(config)
-    num_kills = [0] * args.ranks
+    sizes = {"tensor_parallel_size": args.ranks, "pipeline_parallel_size": args.stages}
+    engine = AsyncLLM.from_config(build_config(model=model, **sizes, **settings, **serving.SETTINGS))
+    num_kills = [0] * args.ranks * args.stages
 
     def victim(engine: AsyncLLM) -> int | None:
         assert engine.core_pid is not None
-        rank = sum(num_kills) % args.ranks
+        rank = sum(num_kills) % len(num_kills)
         num_kills[rank] += 1
         return engine.core_pid if rank == 0 else children_of(engine.core_pid)[rank - 1]
 

@@ -36,6 +36,7 @@ SCARCE = (
     "--swap-space", "0.05", "--preemption-mode", "swap", "--num-gpu-blocks-override", "24", "--max-model-len", "320",
 )  # fmt: skip
 DRAFTS = ("--speculative-config", '{"method": "suffix"}')
+MODEL_DRAFTS = ("--speculative-config", '{"method": "eagle", "enable_adaptive_verification": false}')
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "ages": {"type": "array", "items": {"type": "integer"},
@@ -72,16 +73,19 @@ async def replica(server: ServerProcess, rng: random.Random) -> None:
 
 
 async def other_rank(server: ServerProcess, rng: random.Random) -> None:
-    """The process of a rank beside the core's own, which computes a part of a replica's model."""
+    """The process of a rank beside the core's own, which computes a part of a replica's model, or its second stage."""
     os.kill(rng.choice([pid for core_pid in children_of(server.pid) for pid in children_of(core_pid)]), signal.SIGKILL)
 
 
 TWO_FRONT_ENDS = ("--api-server-count", "2")
 VICTIMS: dict[str, Victim] = {
-    "core": core, "replica": replica, "other rank": other_rank, "front end": front_end, "core behind front ends": core,
+    "core": core, "replica": replica, "other rank": other_rank, "stage": other_rank, "core of stages": core,
+    "front end": front_end, "core behind front ends": core,
 }  # fmt: skip
+TWO_STAGES = ("--pipeline-parallel-size", "2")
 VICTIM_FLAGS: dict[str, tuple[str, ...]] = {
-    "other rank": ("--tensor-parallel-size", "2"), "front end": TWO_FRONT_ENDS,
+    "other rank": ("--tensor-parallel-size", "2"), "stage": TWO_STAGES, "core of stages": TWO_STAGES,
+    "front end": TWO_FRONT_ENDS,
     "core behind front ends": TWO_FRONT_ENDS,
 }  # fmt: skip
 """What the server of a victim is started with; streams are compared within one server."""
@@ -154,10 +158,8 @@ MOMENTS = {
     "structured": Moment((), structured, share=0.33),
     "swapped": Moment(SCARCE, crowded, metric="quire:num_requests_swapped"),
     "mid-speculation": Moment(DRAFTS, repetitive, metric="vllm:spec_decode_num_draft_tokens_total"),
+    "a model drafts": Moment(MODEL_DRAFTS, repetitive, metric="vllm:spec_decode_num_draft_tokens_total"),
 }
-
-NOT_THERE = {("other rank", "swapped"): "with several ranks preempted requests are recomputed"}
-"""Pairs that cannot be, and why."""
 
 
 # --- rounds ---
@@ -224,9 +226,8 @@ def run(moments: list[str], victims: list[str], rounds: int, seed: int, tally: T
     """As many rounds as fall to these moments, one server for those with the same flags."""
     by_flags: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for victim, moment in itertools.product(victims, moments):
-        if (victim, moment) not in NOT_THERE:
-            flags = (*VICTIM_FLAGS.get(victim, ()), *MOMENTS[moment].flags)
-            by_flags.setdefault(flags, []).append((victim, moment))
+        flags = (*VICTIM_FLAGS.get(victim, ()), *MOMENTS[moment].flags)
+        by_flags.setdefault(flags, []).append((victim, moment))
     for flags, cells in by_flags.items():
         with ServerProcess(*BASE, *flags) as server:
             for moment, of_moment in itertools.groupby(sorted(cells, key=lambda cell: cell[1]), lambda cell: cell[1]):
@@ -249,8 +250,7 @@ def main() -> int:
     run(moments, victims, max(1, arguments.rounds // (len(victims) * len(moments))), arguments.seed, tally)
     for victim, moment in itertools.product(victims, moments):
         cell = victim, moment
-        counts = f"{tally.rounds[cell]} rounds, {tally.reached[cell]} in that moment"
-        print(f"{victim:10} {moment:16} {NOT_THERE.get(cell, counts)}")
+        print(f"{victim:22} {moment:16} {tally.rounds[cell]} rounds, {tally.reached[cell]} in that moment")
     for line in tally.wrong:
         print(f"wrong: {line}")
     print(f"kill matrix: {sum(tally.rounds.values())} rounds, {tally.streams} streams, {tally.differ} differ, "
