@@ -156,7 +156,7 @@ test-kv-faults: $(VENV)/.test      ## damaged, full, hanging and killed disks be
 .PHONY: test-parallel
 test-parallel: $(VENV)/.test       ## 2 and 4 ranks and pipeline stages give the bytes of one: every family, format and circumstance, then under kills; ONLY=llama,mixtral COUNT=20
 	$(BIN)/python -m tests.parallel.matrix --only "$(ONLY)"
-	QUIRE_TEST_FULL=1 $(BIN)/python -m pytest -q tests/parallel/test_divided_parts.py tests/parallel/test_drafts_of_ranks.py
+	QUIRE_TEST_FULL=1 $(BIN)/python -m pytest -q tests/parallel/test_divided_parts.py tests/parallel/test_drafts_of_ranks.py tests/parallel/test_blocks_of_ranks.py
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20)
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --experts
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --ranks 1 --stages 2

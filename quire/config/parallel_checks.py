@@ -61,7 +61,7 @@ def check_parallel(config: QuireConfig) -> None:
 
 
 def _check_stages(config: QuireConfig) -> None:
-    """What stages cannot be made of, or do (yet)."""
+    """What stages cannot be made of."""
     parallel = config.parallel
     if parallel.pipeline_layer_partition is not None:
         parse_partition(parallel.pipeline_layer_partition)
@@ -74,12 +74,6 @@ def _check_stages(config: QuireConfig) -> None:
         return
     assert config.arch is not None, "checked after the rules have run"
     divide_layers(config.arch, parallel.pipeline_parallel_size, parallel.pipeline_layer_partition)
-    if config.cache.sparse_attention_blocks is not None:
-        raise UnsupportedError(
-            "sparse_attention_blocks is not supported with pipeline_parallel_size="
-            f"{parallel.pipeline_parallel_size}: stages have different layers",
-            hint="use pipeline_parallel_size=1, or leave out sparse_attention_blocks", field="sparse_attention_blocks",
-        )  # fmt: skip
 
 
 def _check_experts(config: QuireConfig) -> None:

@@ -15,6 +15,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -59,6 +61,7 @@ KINDS: dict[str, tuple[type[Any], type[PreTrainedModel], dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_theta": 500000.0, "rope_scaling": LLAMA3_ROPE}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 40, "head_dim": 16}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "tie_word_embeddings": True}),
 }

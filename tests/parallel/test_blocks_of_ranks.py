@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from quire import LLM, SamplingParams
 from quire.distributed.shared_pages import SharedPages, make_shared_pages
 from quire.errors import CommunicationError, UnsupportedError
 from quire.kv_transfer import CONTRACT_VERSION, KVConnector
 from tests.e2e.test_kv_disk import NUM_COMPUTED, NUM_FULL, Core
-from tests.effort import effort
+from tests.effort import IS_FULL, effort
+from tests.models.checkpoints import make_checkpoint
 from tests.parallel.ranks import ranks_as_threads
 
 TWO_RANKS = {"tensor_parallel_size": 2}
@@ -44,6 +46,24 @@ def test_ranks_read_from_disk_what_as_many_ranks_wrote_and_never_what_one_did(tm
     sizes = {**sizes, "kv_disk": None, "kv_transfer_config": shared}
     assert answer(tmp_path, **sizes) == (tokens, logprobs, NUM_COMPUTED)
     assert answer(tmp_path, **sizes) == (tokens, logprobs, NUM_COMPUTED - NUM_FULL)
+
+
+@pytest.mark.skipif(not IS_FULL, reason="a model of 70 MB; make test-full")
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_stages_meet_while_hidden_states_larger_than_a_mailbox_are_on_their_way(tmp_path: Path, num_stages: int):
+    """1 MiB, and log-probabilities of a prompt need 4 KiB of each of its tokens."""
+    make_checkpoint("llama", tmp_path, hidden_size=1024, num_hidden_layers=4, std=0.02)
+    prompts = [{"prompt_token_ids": [(7 * i * j + 3 * i) % 300 + 5 for j in range(400 + 90 * i)]} for i in range(4)]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    shared = {"kv_connector": "ExampleConnector", "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)}}
+
+    def found(**more: Any) -> list[tuple[Any, ...]]:
+        settings = {"max_model_len": 800, "num_gpu_blocks_override": 250, "max_num_batched_tokens": 512}
+        with ranks_as_threads(), LLM(str(tmp_path), num_threads=1, dtype="float32", **settings, **more) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [(tuple(one.outputs[0].token_ids), repr(one.prompt_logprobs)) for one in outputs]
+
+    assert found(pipeline_parallel_size=num_stages, kv_transfer_config=shared) == found()
 
 
 class HookedConnector(KVConnector):

@@ -51,10 +51,6 @@ def test_stages_are_ranks_too_and_divide_the_layers():
     assert resolved(**stages)["distributed_executor_backend"] == ("mp", "2 ranks on this machine")
     with pytest.raises(ConfigError, match="has 3 stages of together 3 layers; pipeline_parallel_size is 2"):
         resolved(**stages, pipeline_layer_partition="1,1,1")
-    with pytest.raises(
-        QuireClientError, match="sparse_attention_blocks is not supported with pipeline_parallel_size=2"
-    ):
-        resolved(**stages, sparse_attention_blocks=4)
     with pytest.raises(ConfigError, match="tensor_parallel_size=32 and pipeline_parallel_size=4 are 128 ranks"):
         resolved(tensor_parallel_size=32, pipeline_parallel_size=4)
 
