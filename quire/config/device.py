@@ -8,6 +8,7 @@ from quire.config.base import check_settings, setting
 from quire.plugins import ATTENTION_BACKEND, EXECUTOR
 
 OWN_EXECUTORS = ("auto", "uni", "mp", "ray")
+MAX_REPLICAS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class ParallelConfig:
     )  # fmt: skip
     data_parallel_size: int = setting(
         1, "Number of engine replicas behind one front end: each has the whole model, a KV cache and an engine core "
-        "process of its own, and an equal share of cores and memory.", minimum=1, maximum=1024, short="-dp",
+        "process of its own, and an equal share of cores and memory.", minimum=1, maximum=MAX_REPLICAS, short="-dp",
     )  # fmt: skip
     numa_ranks: str = setting(
         "auto",

@@ -166,8 +166,8 @@ def plan_memory(
     )
 
 
-def check_swap_space(swap_bytes: int, free_bytes: int) -> None:
-    """Refuse a swap space that leaves nothing of the memory it would be in.
+def check_swap_space(swap_bytes: int, free_bytes: int, name: str = "swap_space") -> None:
+    """Refuse a swap space, or another setting's memory in GiB, that leaves nothing of the memory it would be in.
 
     Raises:
         NotEnoughMemoryError: names the largest size that fits.
@@ -175,9 +175,9 @@ def check_swap_space(swap_bytes: int, free_bytes: int) -> None:
     if swap_bytes and swap_bytes >= free_bytes:
         most = max(0, int(100 * free_bytes / GIB) - 1) / 100
         raise NotEnoughMemoryError(
-            f"swap_space={swap_bytes / GIB:g} GiB does not fit: {format_bytes(max(0, free_bytes))} is available",
-            hint=f"use swap_space <= {most:g}, or free memory" if most else "use swap_space=0, or free memory",
-            field="swap_space",
+            f"{name}={swap_bytes / GIB:g} GiB does not fit: {format_bytes(max(0, free_bytes))} is available",
+            hint=f"use {name} <= {most:g}, or free memory" if most else f"use {name}=0, or free memory",
+            field=name,
         )
 
 

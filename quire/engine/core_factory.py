@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.config import QuireConfig
+from quire.config.profiler import ProfilerConfig
 from quire.config.speculative import SpeculativeConfig
 from quire.core.draft_trees import MOST_TREES, num_scratch_blocks
 from quire.core.drafts import DraftController, DraftProposer
@@ -37,6 +38,7 @@ from quire.scheduler.live_state import live_state
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
+from quire.utils.paths import why_no_directory
 from quire.utils.phases import PhaseTimer
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ def build_core(
         QuireError: the model or the machine does not allow it.
     """
     check_plugins(config)
+    _make_profile_directory(config.observability.profiler)
     with timer.phase("model"):
         make_executor: Any = executor_class(config.parallel.distributed_executor_backend)
         executor: Executor = make_executor(config, platform, logits_processors)
@@ -109,6 +112,19 @@ def build_core(
         kv_events=kv_events, speculation=reports, observe=recorded.live_state, meter=make_meter(config, executor),
         max_steps_in_flight=setup.max_steps_in_flight,
     )  # fmt: skip
+
+
+def _make_profile_directory(profiler: ProfilerConfig | None) -> None:
+    """Now, as a profile that cannot be written would be lost."""
+    if profiler is None:
+        return
+    path = profiler.torch_profiler_dir
+    why = why_no_directory(Path(path).expanduser())
+    if why is not None:
+        raise ConfigError(
+            f"the directory for profiles {path!r} cannot be used: {why}",
+            hint="name a directory that can be created and written", field="profile",
+        )  # fmt: skip
 
 
 def _make_speculation(

@@ -68,8 +68,9 @@ class MemoryPlanner:
         """Refuse a model that is too large before its weights fill the memory.
 
         Raises:
-            NotEnoughMemoryError: it is, or the swap space is.
+            NotEnoughMemoryError: it is, or the swap space or kv_offloading_size is.
         """
+        check_swap_space(self._offload_bytes, int(self._free_bytes * self._utilization), "kv_offloading_size")
         setup = self._setup
         weights_bytes = estimate_weights_bytes(
             setup.arch,

@@ -80,6 +80,7 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "more memory than there is": ({"gpu_memory_utilization": 1.5}, ("gpu_memory_utilization", "0.01 to 1.0")),
     "memory share not a number": ({"gpu_memory_utilization": math.nan}, ("gpu_memory_utilization", "0.01 to 1.0")),
     "cache smaller than one request": ({"kv_cache_memory_bytes": 64}, ("KV cache", "kv_cache_memory_bytes")),
+    "more host memory than there is": ({"kv_offloading_size": 1e6}, ("kv_offloading_size", "does not fit")),
     "pages without a page": ({"num_gpu_blocks_override": 1}, ("num_gpu_blocks_override", "2 to")),
     "more pages than memory": ({"num_gpu_blocks_override": 2**31 - 1}, ("num_gpu_blocks_override",)),
     "page of no tokens": ({"block_size": 0}, ("block_size", "1 to")),

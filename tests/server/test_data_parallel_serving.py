@@ -87,7 +87,8 @@ def test_an_operator_adds_and_removes_replicas(tmp_path):
         assert post(server, path, body, headers=bearer("red-key-1234")).status_code == 403
         assert post(server, path, body, headers=operator).json()["data_parallel_size"] == 3
         assert engine.drain_timeout_s == 7.0
-        for wrong in ({"new_data_parallel_size": 0}, {}, {"new_data_parallel_size": 2, "drain_timeout": -1}):
+        sizes = [{"new_data_parallel_size": size} for size in (0, 1025)]
+        for wrong in (*sizes, {}, {"new_data_parallel_size": 2, "drain_timeout": -1}):
             assert post(server, path, wrong, headers=operator).status_code == 400, wrong
         assert post(server, "/restart_replicas", {}, headers=operator).json() == {"data_parallel_size": 3}
         assert engine.drain_timeout_s == 120.0

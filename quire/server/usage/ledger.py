@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from quire.errors import ConfigError
 from quire.logger import get_logger
+from quire.utils.paths import why_no_file
 
 logger = get_logger(__name__)
 
@@ -210,8 +211,9 @@ def check_ledger(path: str) -> None:
         ConfigError: so it is.
     """
     file = Path(path)
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _unusable(path, "this user cannot write to it")
+    why = why_no_file(file)
+    if why is not None:
+        raise _unusable(path, why)
     if file.exists():
         open_to_read(path).close()
 

@@ -152,6 +152,9 @@ def test_a_swap_space_that_leaves_no_cache_is_refused_with_the_size_that_fits() 
     with pytest.raises(NotEnoughMemoryError) as caught:
         check_swap_space(GIB, MIB)
     assert caught.value.hint == "use swap_space=0, or free memory"
+    with pytest.raises(NotEnoughMemoryError, match="kv_offloading_size=2 GiB does not fit") as caught:
+        check_swap_space(2 * GIB, GIB, "kv_offloading_size")
+    assert caught.value.field == "kv_offloading_size" and caught.value.hint.startswith("use kv_offloading_size <= 0.99")
 
 
 def test_a_cache_of_a_given_size_is_held_against_what_the_swap_space_leaves() -> None:

@@ -101,6 +101,14 @@ def test_settings_that_cannot_be_are_refused_by_name(settings: dict[str, Any], w
     assert parse_profiler_config(None, "{}") is None and parse_profiler_config(None, None) is None
 
 
+def test_a_directory_that_cannot_be_made_is_refused_at_the_start(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for path, why in (("file", "it is not a directory"), ("file/below", "Not a directory")):
+        with pytest.raises(ConfigError, match=f"for profiles .* cannot be used: {why}") as error:
+            LLM("leaf", profile=str(tmp_path / path))
+        assert error.value.field == "profile"
+
+
 @pytest.mark.parametrize("content", ["no JSON", "[]", '{"traceEvents": 5}', '{"traceEvents": [{"ph": "X", "dur": 1}]}'])
 def test_a_file_that_is_not_a_profile_is_refused(tmp_path: Path, content: str, capsys):
     path = tmp_path / "trace.json"

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.config.device import MAX_REPLICAS
 from quire.engine.protocol import Profilable, Scalable
 from quire.errors import UnsupportedError, ValidationError
 from quire.logger import get_logger
@@ -62,7 +63,7 @@ class OperatorRoutes:
         body, _ = await self._state.bodies.read_fields(request, SCALE_FIELDS)
         release(request)
         engine = self._replicas()
-        size = check_int("new_data_parallel_size", body.new_data_parallel_size, 1)
+        size = check_int("new_data_parallel_size", body.new_data_parallel_size, 1, MAX_REPLICAS)
         logger.info("replicas: %d are there, %d are asked for", engine.data_parallel_size, size)
         await engine.scale(size, _drain_timeout(body.drain_timeout))
         answer = {"message": f"Scaled to {size} data parallel engines", "data_parallel_size": engine.data_parallel_size}

@@ -17,6 +17,7 @@ from pathlib import Path
 from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.server.api.responses.store import Key, ShelfError, ShelfLimits, TenantUsage
+from quire.utils.paths import why_no_file
 
 logger = get_logger(__name__)
 
@@ -232,10 +233,9 @@ def check_path(path: str, limits: ShelfLimits) -> None:
         ConfigError: so it is.
     """
     file = Path(path)
-    if file.exists() and not file.is_file():
-        raise _unusable(path, "it is not a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise _unusable(path, "this user cannot write to it")
+    why = why_no_file(file)
+    if why is not None:
+        raise _unusable(path, why)
     if file.exists():
         SqliteBackend(path, limits).close()
 
