@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 
 from quire import envs
-from quire.cli.doctor_checks import CHECKS, FAILS, Finding, check_machine, check_settings, of_error
+from quire.cli.doctor_checks import CHECKS, FAILS, Finding, check_machine, check_processes, check_settings, of_error
 from quire.cli.doctor_facts import read_facts
 from quire.cli.inspect import model_on_disk
 from quire.cli.serve import settings_from_args
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
 
 def find(args: argparse.Namespace) -> Iterator[Finding]:
     """Everything that is found; what is wrong with the settings does not keep the machine from being checked."""
-    yield from check_machine(read_facts())
+    facts = read_facts()
+    yield from check_machine(facts)
     try:
         engine_settings, server = settings_from_args(args)
         engine = build_config(**engine_settings)
@@ -64,6 +65,7 @@ def find(args: argparse.Namespace) -> Iterator[Finding]:
         yield of_error("settings", error)
         return
     yield from check_settings(engine, server)
+    yield from check_processes(facts, engine, server)
     try:
         check_files(server, engine.scheduler.scheduling_policy)
     except QuireError as error:

@@ -196,7 +196,8 @@ def _nodes(facts: Facts) -> Finding | None:
         return None
     return Finding(
         "memory-nodes", SLOW, f"{cpus.num_nodes} memory nodes: one engine over all of them reads weights across nodes",
-        "start one server on each: numactl --cpunodebind=N --membind=N quire serve ..., or lower --num-threads",
+        "large models get a rank on each node by themselves (--numa-ranks auto); for others start one server on each: "
+        "numactl --cpunodebind=N --membind=N quire serve ..., or lower --num-threads",
     )  # fmt: skip
 
 
@@ -327,6 +328,59 @@ def check_settings(engine: QuireConfig, server: ServerConfig) -> Iterator[Findin
     for name, path in (("kv-disk", engine.cache.kv_disk), ("flight-recorder", engine.observability.flight_recorder)):
         if path is not None:
             yield from check_disk(name, read_folder(Path(path)))
+    profiler = engine.observability.profiler
+    if profiler is not None:
+        folder = read_folder(Path(profiler.torch_profiler_dir).expanduser())
+        yield from (one for one in check_disk("profile", folder) if one.kind == FAILS)
+
+
+def check_processes(facts: Facts, engine: QuireConfig, server: ServerConfig) -> Iterator[Finding]:
+    """Whether this machine and this installation suit the processes that the settings ask for."""
+    parallel, cpus = engine.parallel, facts.machine.cpus
+    is_ray = parallel.distributed_executor_backend == "ray"
+    if is_ray and not facts.has_ray:
+        what = "the ranks are to be placed by Ray, which is not installed"
+        yield Finding("ray", FAILS, what, "pip install 'quire[ray]', on every machine of the cluster")
+    num_here = parallel.data_parallel_size * (1 if is_ray else parallel.num_ranks)
+    if cpus is not None and num_here > cpus.num_cores and engine.device.device in ("auto", "cpu"):
+        yield Finding(
+            "ranks", SLOW, f"{num_here} processes are to compute on {cpus.num_cores} cores: they take turns, and wait",
+            "as many ranks times replicas as there are cores at most (--tensor-parallel-size, --data-parallel-size)",
+        )  # fmt: skip
+    count = server.http.api_server_count
+    if cpus is not None and count > 1 and count > len(cpus.ids) - num_here:
+        yield Finding(
+            "front-ends", SLOW,
+            f"{count} front ends next to {num_here} computing processes on {len(cpus.ids)} CPUs: steps get less time",
+            "one front end streams some 10,000 tokens a second; leave out --api-server-count, or use more CPUs",
+        )  # fmt: skip
+    yield from _check_division(engine)
+    if engine.supervision.enable_sleep_mode and (facts.cache is None or not facts.cache.is_writable):
+        yield Finding(
+            "sleep-mode", SLOW, "packed weights cannot be kept: every wake-up packs them anew",
+            "set QUIRE_CACHE_DIR to a directory that this user can write to",
+        )  # fmt: skip
+
+
+def _check_division(engine: QuireConfig) -> Iterator[Finding]:
+    """How the model is divided among ranks."""
+    parallel, max_num_seqs = engine.parallel, engine.scheduler.max_num_seqs
+    stages = parallel.pipeline_parallel_size
+    if stages > 1 and max_num_seqs is not None and max_num_seqs < stages:
+        yield Finding(
+            "pipeline-stages", SLOW, f"{max_num_seqs} requests at once keep {max_num_seqs} of {stages} stages at work",
+            f"--max-num-seqs {4 * stages} or more, or --tensor-parallel-size in place of stages",
+        )  # fmt: skip
+    elif stages > 1 and parallel.distributed_executor_backend != "ray":
+        yield Finding(
+            "pipeline-stages", SLOW, f"{stages} pipeline stages on one machine: each token passes one after the other",
+            "--tensor-parallel-size, which computes each layer on all ranks at once; stages are for slow networks",
+        )  # fmt: skip
+    if parallel.enable_expert_parallel and parallel.num_ranks == 1:
+        yield Finding(
+            "expert-parallel", SLOW, "whole experts are to be on ranks, and there is one rank: nothing is divided",
+            "--tensor-parallel-size 2 or more, or leave out --enable-expert-parallel",
+        )  # fmt: skip
 
 
 def check_disk(name: str, folder: Folder) -> Iterator[Finding]:

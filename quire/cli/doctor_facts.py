@@ -57,6 +57,7 @@ class Facts:
         packages: name -> version; None = not installed.
         torch_is_cuda: it was built for CUDA; torch_problem: why it cannot be found, "" = it can.
         gpu_devices: files of NVIDIA devices.
+        has_ray: Ray is installed.
     """
 
     machine: Platform
@@ -77,6 +78,7 @@ class Facts:
     packages: Mapping[str, str | None] = field(default_factory=dict)
     torch_is_cuda: bool = False
     gpu_devices: tuple[str, ...] = ()
+    has_ray: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -104,7 +106,7 @@ def read_facts(proc_root: Path = PROC_ROOT, sys_root: Path = SYS_ROOT, cgroup_ro
         packages=packages,
         torch_is_cuda="+cpu" not in (packages["torch"] or "+cpu") and _has_module("triton"),
         gpu_devices=tuple(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))),
-        environment=dict(os.environ),
+        has_ray=_has_module("ray"), environment=dict(os.environ),
     )  # fmt: skip
 
 

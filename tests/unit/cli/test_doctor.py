@@ -151,6 +151,31 @@ def test_settings_that_would_fail_or_are_not_safe_are_named(healthy, capsys, tmp
 @pytest.mark.parametrize(
     ("argv", "name", "words"),
     [
+        (["-dp", "3"], "ranks", "3 processes"),
+        (["--api-server-count", "4"], "front-ends", "4 front ends next to 1"),
+        (["-pp", "2"], "pipeline-stages", "one machine"),
+        (["-pp", "2", "--max-num-seqs", "1"], "pipeline-stages", "1 of 2 stages"),
+        (["--enable-expert-parallel"], "expert-parallel", "one rank"),
+        (["-tp", "2", "--executor", "ray"], "ray", "not installed"),
+        (["--enable-sleep-mode"], "sleep-mode", "anew"),
+        (["--profile", "FILE"], "profile", "cannot be written"),
+    ],
+)  # fmt: skip
+def test_processes_that_this_machine_is_too_small_for_are_named(monkeypatch, capsys, tmp_path, argv, name, words):
+    cache = replace(CACHE, is_writable=name != "sleep-mode")
+    monkeypatch.setattr(doctor, "read_facts", lambda: replace(HEALTHY, cache=cache))
+    (tmp_path / "file").write_text("")
+    argv = [str(tmp_path / "file") if one == "FILE" else one for one in argv]
+    _, found = findings(capsys, "leaf", "--port", "0", *argv)
+    also = {"sleep-mode": "cache-directory", "expert-parallel": "model"}.get(name, "")  # leaf has no experts
+    assert set(found) - {also} == {name} and words in found[name]["what"] and len(found[name]["fix"]) > 20
+    code, found = findings(capsys, "leaf", "--port", "0", "-tp", "2", "--api-server-count", "2")
+    assert code == 0 and set(found) <= {"cache-directory"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "words"),
+    [
         (["--max-model-len", "900000"], "model", "max_model_len"),
         (["--max-num-seqs", "0"], "settings", "max_num_seqs"),
         (["--ssl-certfile", "/no/such.pem"], "files", "/no/such.pem"),
