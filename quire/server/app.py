@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from quire.config.server import ServerConfig
@@ -345,10 +346,24 @@ async def _docs(request: Request) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals, from the catalogue."""
     status = error.status_code if isinstance(error, HTTPException) else 400
+    if status == METHOD_NOT_ALLOWED.status:
+        return _wrong_method(request)
     if status == NOT_FOUND.status:
         refusal = no_such_path(own_path(request.scope))
-    elif status == METHOD_NOT_ALLOWED.status:
-        refusal = ApiError(METHOD_NOT_ALLOWED, f"method {request.method} is not allowed here")
     else:
         refusal = ApiError(BAD_REQUEST, "the request is malformed")
     return refused(request, refusal, request.app.state.parts)
+
+
+def _wrong_method(request: Request) -> Response:
+    methods = ", ".join(_methods(request))
+    refusal = ApiError(METHOD_NOT_ALLOWED, f"method {request.method} is not allowed here (use {methods})")
+    response = refused(request, refusal, request.app.state.parts)
+    response.headers["allow"] = methods
+    return response
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be asked of the path of a request."""
+    of_path = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in of_path for method in getattr(route, "methods", None) or ()})

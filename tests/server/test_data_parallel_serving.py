@@ -90,6 +90,8 @@ def test_an_operator_adds_and_removes_replicas(tmp_path):
         sizes = [{"new_data_parallel_size": size} for size in (0, 1025)]
         for wrong in (*sizes, {}, {"new_data_parallel_size": 2, "drain_timeout": -1}):
             assert post(server, path, wrong, headers=operator).status_code == 400, wrong
+        missing = post(server, path, {}, headers=operator).json()["error"]
+        assert missing["param"] == "new_data_parallel_size" and "is missing" in missing["message"]
         assert post(server, "/restart_replicas", {}, headers=operator).json() == {"data_parallel_size": 3}
         assert engine.drain_timeout_s == 120.0
         info = httpx.get(server.url + "/server_info", headers=operator, verify=False).json()

@@ -182,7 +182,10 @@ def test_a_body_must_say_that_it_is_json(server):
 
 def test_unknown_paths_and_methods_are_errors_of_the_api(server):
     assert error_of(httpx.get(server.url + "/v2/nothing"))["type"] == "NotFoundError"
-    assert error_of(httpx.get(server.url + CHAT))["code"] == 405
+    for path, methods in ((CHAT, "POST"), ("/v1/responses/x", "DELETE, GET, HEAD")):
+        wrong = httpx.put(server.url + path)
+        assert error_of(wrong)["code"] == 405 and wrong.headers["allow"] == methods
+        assert error_of(wrong)["message"] == f"method PUT is not allowed here (use {methods})"
 
 
 def test_token_ids_and_prompt_come_back_when_asked(server):

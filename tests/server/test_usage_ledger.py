@@ -69,7 +69,7 @@ def test_each_request_is_counted_once_whether_it_ends_streams_or_is_left(tmp_pat
         assert json.loads(capsys.readouterr().out)["total"]["requests"] == 4
         assert cli.main(["usage", "--url", server.url, "--api-key", "operator-key-1", "--format", "csv"]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 4
-        for query, field in (("since=yesterday", "since"), ("format=xml", "format")):
+        for query, field in (("since=yesterday", "since"), ("format=xml", "format"), ("untill=2026-01-01", "'until'")):
             refused = httpx.get(f"{server.url}/v1/usage?{query}", headers=ops)
             assert refused.status_code == 400 and field in refused.json()["error"]["message"]
     assert cli.main(["usage", path, "--since", "2024-13-01"]) == 2

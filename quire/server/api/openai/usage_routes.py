@@ -14,6 +14,7 @@ from quire.server.http.errors import NOT_FOUND, UNAVAILABLE, ApiError
 from quire.server.http.request_scope import scope_of
 from quire.server.usage.forms import FORMATS, as_csv, as_json, day_of
 
+PARAMETERS = ("since", "until", "tenant", "format")
 CONTENT = {"json": "application/json", "csv": "text/csv; charset=utf-8"}
 
 
@@ -29,6 +30,9 @@ class UsageRoutes:
         if ledger is None:
             raise ApiError(NOT_FOUND, "usage is not recorded; start the server with --usage-ledger FILE")
         query, tenant = request.query_params, scope_of(request).tenant
+        for name in query:
+            if name not in PARAMETERS:
+                raise unknown_name("parameter", name, PARAMETERS)
         form = query.get("format", "json")
         if form not in FORMATS:
             raise unknown_name("format", form, FORMATS)

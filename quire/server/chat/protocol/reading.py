@@ -21,6 +21,7 @@ from quire.utils.checks import shown
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
+MISSING = re.compile(r"Object missing required field `(\w+)`")
 MAX_ENTRIES = 1 << 20
 MAX_PARAM_CHARS = 100
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -179,6 +180,9 @@ def _unused(name: str, value: Any, fields: RequestFields[Any]) -> str | None:
 
 def _type_error(text: str) -> ValidationError:
     """The error of msgspec as ours: "Expected `int`, got `str` - at `$.max_tokens`" names its field."""
+    missing = MISSING.fullmatch(text)
+    if missing is not None:
+        return ValidationError(f"{missing[1]} is missing", hint=f"send {missing[1]}", field=missing[1])
     found = WHERE.search(text)
     where = found[1] if found else ""
     reason = text[: found.start()] if found else text
