@@ -256,6 +256,10 @@ build/venvs/%/.ready: tests/robustness/packages/%.txt $(VENV)/.test
 test-ray: build/venvs/ray/.ready   ## a Ray cluster of two network namespaces (root): ranks, cores, raylets killed, the network cut; STREAMS=8 TOKENS=200 ROUNDS=1, 240 MB of packages
 	build/venvs/ray/bin/python -m tests.robustness.ray_hosts --streams $(or $(STREAMS),8) --tokens $(or $(TOKENS),200) --rounds $(or $(ROUNDS),1) 2>build/ray.log
 
+.PHONY: test-launcher
+test-launcher: $(VENV)/.test       ## ranks that torchrun and other launchers start, as processes, also of two machines (root): one process's answers, ranks killed; 4 minutes
+	$(BIN)/python -m tests.robustness.launcher 2>build/launcher.log
+
 .PHONY: test-otlp
 test-otlp: build/venvs/otlp/.ready  ## traces and the JSON log of a server, through a real collector that is killed; COUNT=40 requests of each part
 	build/venvs/otlp/bin/python -m tests.robustness.otlp --count $(or $(COUNT),40) 2>build/otlp.log

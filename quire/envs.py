@@ -145,6 +145,22 @@ def prefer_sleeping_threads() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
+def launcher_variables() -> dict[str, str]:
+    """RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them; those set."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def prefer_gloo_interface(name: str) -> None:
+    """GLOO_SOCKET_IFNAME, unless it is set: the network interface where gloo, of torch, finds other machines."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def launcher_has_store() -> bool:
+    """TORCHELASTIC_USE_AGENT_STORE: what listens at MASTER_ADDR:MASTER_PORT is torchrun's, not rank 0's."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def notify_socket() -> str | None:
     """NOTIFY_SOCKET: the socket to which systemd wants reports, as sd_notify(3) says; None = it wants none."""
     address = os.environ.get("NOTIFY_SOCKET", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quire.config.base import check_settings, setting
 from quire.plugins import ATTENTION_BACKEND, EXECUTOR
 
-OWN_EXECUTORS = ("auto", "uni", "mp", "ray")
+OWN_EXECUTORS = ("auto", "uni", "mp", "ray", "external_launcher")
 MAX_REPLICAS = 1024
 
 
@@ -79,11 +79,17 @@ class ParallelConfig:
     distributed_executor_backend: str = setting(
         "auto",
         "Executor: how workers are run; uni = in one process, mp = a process for each rank, ray = on the machines of a "
-        "Ray cluster.",
+        "Ray cluster, external_launcher = in the processes that torchrun or another launcher has started, each of "
+        "which creates an LLM.",
         aliases=("executor",),
         choices=OWN_EXECUTORS,
         plugins=EXECUTOR,
     )
+
+    @property
+    def is_launched(self) -> bool:
+        """The ranks are processes of a launcher, each with the user's script."""
+        return self.distributed_executor_backend == "external_launcher"
 
     @property
     def num_ranks(self) -> int:

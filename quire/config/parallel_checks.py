@@ -35,12 +35,6 @@ def check_parallel(config: QuireConfig) -> None:
         _check_experts(config)
     if config.parallel.num_ranks == 1:
         return
-    if config.parallel.distributed_executor_backend == "ray" and config.has_kv_tier:
-        raise UnsupportedError(
-            "distributed_executor_backend='ray' does not keep blocks outside of the KV cache: the ranks may be on "
-            "several machines", hint="leave out kv_disk, kv_offloading_size and kv_transfer_config",
-            field="distributed_executor_backend",
-        )  # fmt: skip
     model = config.model
     others = {
         "attention_backend": (config.device.attention_backend != "native_cpu", "it needs the native CPU kernels"),

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +25,7 @@ KEY_BYTES = 32
 PROTOCOL = b"QGR1"
 _JOIN = struct.Struct(f"<4sI{NONCE_BYTES}s{PROOF_BYTES}s")
 GREETING_TIMEOUT_S = 5.0
+NOTE_S = 10.0
 MAX_GREETINGS = 128
 """Connections that are not proven yet, at once; more are closed."""
 
@@ -106,15 +108,21 @@ class HostListener:
             raise CommunicationError(f"cannot listen on {address} for ranks of other machines: {error}") from error
         self.address, self.port = self._socket.getsockname()[:2]
 
-    def accept(self, plan: HostPlan, rank: int, timeout_s: float) -> dict[int, socket.socket]:
+    def accept(
+        self, plan: HostPlan, rank: int, timeout_s: float, note: Callable[[list[int], float], None] | None = None
+    ) -> dict[int, socket.socket]:
         """A proven connection from each rank of other machines.
+
+        Args:
+            note: called now and then with the ranks that have not come, and the seconds since the start.
 
         Raises:
             CommunicationError: names those that did not come in time.
         """
         awaited, found = set(plan.elsewhere(rank)), dict[int, socket.socket]()
         lock, greetings = threading.Lock(), list[threading.Thread]()
-        deadline = time.monotonic() + timeout_s
+        start = time.monotonic()
+        deadline, next_note = start + timeout_s, start + NOTE_S
 
         def greet(peer: socket.socket) -> None:
             with contextlib.suppress(OSError, CommunicationError):
@@ -134,6 +142,9 @@ class HostListener:
                     f"{self.address}:{self.port} within {timeout_s:.0f} s",
                     hint="check that the machines reach each other at these addresses",
                 )
+            if note is not None and time.monotonic() >= next_note:
+                next_note += NOTE_S
+                note(sorted(awaited - set(found)), time.monotonic() - start)
             self._socket.settimeout(min(left_s, 0.1))
             with contextlib.suppress(TimeoutError):
                 peer = self._socket.accept()[0]
@@ -174,7 +185,7 @@ def connect_hosts(plan: HostPlan, rank: int, listener: HostListener | None, time
     leads: list[socket.socket | None] = []
     try:
         for host in range(plan.num_hosts):  # one by one: those before one that fails are closed
-            leads += [None if host == plan.hosts[rank] else _join(plan, host, rank, timeout_s)]
+            leads += [None if host == plan.hosts[rank] else join_host(plan, host, rank, timeout_s)]
         if listener is not None:
             accepting.join()
             listener.close()
@@ -188,8 +199,12 @@ def connect_hosts(plan: HostPlan, rank: int, listener: HostListener | None, time
     return HostSockets(leads, sources)
 
 
-def _join(plan: HostPlan, host: int, rank: int, timeout_s: float) -> socket.socket:
-    """A proven connection to the first rank of a machine."""
+def join_host(plan: HostPlan, host: int, rank: int, timeout_s: float) -> socket.socket:
+    """A proven connection to the first rank of a machine.
+
+    Raises:
+        CommunicationError: it cannot be reached, or has another key.
+    """
     address, lead = plan.addresses[host], plan.first_rank(host)
     where = f"rank {lead} at {address[0]}:{address[1]}"
     try:

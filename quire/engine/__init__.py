@@ -7,6 +7,7 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
                        live_request, core_client, process_watch, crash_reports, replica_traces
     weights and sleep  weight_controls, weight_update, sleep_levels
     several cores      data_parallel
+    torchrun's ranks   launched
     several front ends  front_ends
     requests in        input_processor, parallel_sampling, beam_search, seeds, generation_defaults
     outputs            output_processor, request_state, detokenizer, stop_strings, logprobs, output_stream

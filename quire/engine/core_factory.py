@@ -56,6 +56,7 @@ def build_core(
     on_step: Callable[[int], None] | None = None,
     kv_tier: KVTier | None = None,
     engine_index: int = 0,
+    make_executor: Callable[..., Executor] | None = None,
 ) -> EngineCore:
     """An engine core with its model loaded and its KV cache allocated.
 
@@ -66,6 +67,7 @@ def build_core(
         kv_tier: the scheduler's half of a tier behind the KV cache; the worker is given the other one by
             `EngineCore.call_worker("register_kv_tier", half)`. None = there is none.
         engine_index: its number among the engine cores of a server.
+        make_executor: called with config, platform and processors; None = what the settings name.
 
     Raises:
         QuireError: the model or the machine does not allow it.
@@ -73,8 +75,8 @@ def build_core(
     check_plugins(config)
     _make_profile_directory(config.observability.profiler)
     with timer.phase("model"):
-        make_executor: Any = executor_class(config.parallel.distributed_executor_backend)
-        executor: Executor = make_executor(config, platform, logits_processors)
+        make: Any = make_executor or executor_class(config.parallel.distributed_executor_backend)
+        executor: Executor = make(config, platform, logits_processors)
     proposer, controller, reports, executor = _make_speculation(config.speculative, executor)
     with timer.phase("KV cache"):
         recovery = StepRecovery()

@@ -49,6 +49,10 @@ def build_parts(
         front = build_front_end(config, model_dir, check)
 
     def build(phases: PhaseTimer) -> EngineCoreClient:
+        if config.parallel.is_launched:
+            from quire.engine.launched import launched_client  # late: few need it
+
+            return launched_client(config, platform, phases, processors)
         return InprocClient(build_core(config, platform, phases, logits_processors=processors))
 
     client = build(timer)

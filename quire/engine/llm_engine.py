@@ -60,9 +60,9 @@ class LLMEngine:
     def from_config(cls, config: QuireConfig, *, in_process: bool = True, **options: Any) -> LLMEngine:
         """The engine that `config` describes, its core in this process or in another; `options` as `build_parts`.
 
-        Several replicas are always in other processes.
+        Several replicas are always in other processes; with an external launcher each process has one.
         """
-        if not in_process or config.parallel.data_parallel_size > 1:
+        if not in_process or (config.parallel.data_parallel_size > 1 and not config.parallel.is_launched):
             return cls(build_multiprocess_engine(config, **options))
         envs.prefer_sleeping_threads()
         timer = PhaseTimer()

@@ -23,7 +23,7 @@ from quire.engine.core_launcher import CoreProcess, processor_names
 from quire.engine.data_parallel.places import replica_places
 from quire.engine.named_plugins import note_plugins
 from quire.engine.spare_process import SpareProcess
-from quire.errors import ValidationError
+from quire.errors import ConfigError, ValidationError
 from quire.models.model_dir import ModelDir, read_model_dir
 from quire.platforms.detect import detect_platform
 from quire.utils.phases import PhaseTimer
@@ -175,6 +175,7 @@ def begin_start(
     """
     names = [*config.model.logits_processors, *processor_names(logits_processors)]
     try:
+        refuse_launched(config)
         config, model_dir = resolve_config(config, usage=usage)
     except BaseException:
         if spare is not None:
@@ -188,6 +189,16 @@ def begin_start(
     places = tuple(replica_places(config, detect_platform(config.device.device)))
     cores = [launch_core(replica_config(config, index), names, place=place) for index, place in enumerate(places)]
     return EngineStart(config, cores[0], names, model_dir, places, tuple(cores[1:]))
+
+
+def refuse_launched(config: QuireConfig) -> None:
+    """Raise `ConfigError` where ranks are to be processes that a launcher has started, which have the core inside."""
+    if config.parallel.is_launched:
+        raise ConfigError(
+            "distributed_executor_backend='external_launcher' is for scripts that create an LLM on every rank; a "
+            "server starts its ranks itself",
+            hint="use 'mp', or 'ray' for several machines", field="distributed_executor_backend",
+        )  # fmt: skip
 
 
 def replica_config(config: QuireConfig, index: int) -> QuireConfig:

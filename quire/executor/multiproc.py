@@ -133,6 +133,10 @@ class MultiprocExecutor(UniProcExecutor):
     def _end(self, rank: int, reason: str) -> None:
         """A rank has ended without being asked: called by its thread."""
         logger.error("%s", reason)
+        self._fail(rank, reason)
+
+    def _fail(self, rank: int, reason: str) -> None:
+        """End every wait for a rank."""
         with self._lock:
             self._failure = self._failure or reason
             on_failure = self._on_failure

@@ -14,18 +14,17 @@ from collections.abc import Callable
 import msgspec
 
 from quire.config.engine import QuireConfig
-from quire.distributed.host_links import HostPlan, connect_hosts, new_key, number_hosts
 from quire.distributed.seat import Seat
 from quire.errors import EngineDeadError, QuireError
+from quire.executor.host_memory import HostInfo, OpenGroup
 from quire.executor.multiproc import MultiprocExecutor
 from quire.executor.rank_proc import RankAnswer
 from quire.executor.ray_cluster import Placed, RayCluster
-from quire.executor.ray_rank import HostInfo, OpenHost, RayRankSetup, open_host
+from quire.executor.ray_rank import RayRankSetup
 from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
-CONNECT_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 3600.0
 NOTED_SILENCE_S = 2.0
 SILENCE_POLL_S = 0.25
@@ -95,47 +94,27 @@ class RayExecutor(MultiprocExecutor):
         placed = cluster.place(size, stage_size, config.device.num_threads or 1)
         handles = [RayRankHandle(cluster, rank, one, self._end) for rank, one in enumerate(placed, 1)]
         self._ranks += handles
-        own, plan, infos = self._open_hosts(cluster, placed, size, num_stages)
-        self._region_fds += [fd for fd in (own.region, *own.stages) if fd is not None]
-        hosts = [0] * size if plan is None else plan.hosts
+        nodes = [cluster.own_node, *(one.info.node for one in placed)]
+        addresses = [cluster.own_address, *(one.info.address for one in placed)]
+
+        def open_on(rank: int) -> HostInfo:
+            first = placed[rank - 1]
+            opening = first.actor.open.remote(size, num_stages, first.info.address)
+            return msgspec.msgpack.decode(cluster.result(opening, f"a rank {first.where}"), type=HostInfo)
+
+        group = OpenGroup(config, nodes, addresses, open_on, timeout_s)
+        self._region_fds += [fd for fd in (group.own.region, *group.own.stages) if fd is not None]
+        self._cache_fds = group.own.caches
         for rank, handle in enumerate(handles, 1):
-            host = infos[hosts[rank]]
-            setup = RayRankSetup(
-                config, rank, size, host.region, host.stages[rank // stage_size], timeout_s, plan, CONNECT_TIMEOUT_S,
-                _own_variables(),
-            )  # fmt: skip
-            handle.begin(setup)
+            handle.begin(RayRankSetup(config, group.place(rank), _own_variables()))
         where = [f"{rank} {one.where}" for rank, one in enumerate(placed, 1)]
         logger.info("ranks placed by Ray: 0 here (%s), %s", cluster.own_address, ", ".join(where))
-        sockets = None
-        if plan is not None:
-            try:
-                sockets = connect_hosts(plan, 0, own.listener, CONNECT_TIMEOUT_S)
-            except QuireError:
-                for handle in handles:  # one may say why it did not come
-                    handle.wait_ready()
-                raise
-        return Seat(
-            rank=0, size=size, fd=own.region, num_stages=num_stages, stage_fd=own.stages[0], timeout_s=timeout_s,
-            plan=plan, sockets=sockets,
-        )  # fmt: skip
-
-    def _open_hosts(
-        self, cluster: RayCluster, placed: list[Placed], size: int, num_stages: int
-    ) -> tuple[OpenHost, HostPlan | None, list[HostInfo]]:
-        """The memory of each machine, by its first rank, and where these listen."""
-        hosts = number_hosts([cluster.own_node, *(one.info.node for one in placed)])
-        several = max(hosts) > 0
-        own = open_host(size, num_stages, cluster.own_address if several else None)
-        infos, addresses = [own.info], [(cluster.own_address, own.info.port)]
-        for host in range(1, max(hosts) + 1):
-            first = placed[hosts.index(host) - 1]
-            data = cluster.result(
-                first.actor.open.remote(size, num_stages, first.info.address), f"a rank {first.where}"
-            )
-            infos.append(msgspec.msgpack.decode(data, type=HostInfo))
-            addresses.append((first.info.address, infos[-1].port))
-        return own, HostPlan(hosts, addresses, new_key()) if several else None, infos
+        try:
+            return group.own_seat()
+        except QuireError:
+            for handle in handles:  # one may say why it did not come
+                handle.wait_ready()
+            raise
 
     def watch_silence(self, show: Callable[[float], None]) -> None:
         """As `Executor.watch_silence`; the log has the rank."""

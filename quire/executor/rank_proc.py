@@ -68,6 +68,7 @@ def main() -> None:
         return
     _answer(ready_fd, RankAnswer())
     try:
+        worker.await_cache()
         worker.follow()
     except CommunicationError as error:
         logger.error("rank %d ends: %s", setup.rank, error.message)

@@ -10,16 +10,17 @@ import gc
 import importlib
 import os
 import socket
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any
 
 import msgspec
 
 from quire import envs
 from quire.config.engine import QuireConfig
 from quire.core.wire import ErrorInfo
-from quire.distributed.host_links import HostListener, HostPlan, connect_hosts
-from quire.distributed.shared_memory import make_region, make_stage_regions
+from quire.distributed.host_links import HostListener
 from quire.errors import CommunicationError, QuireError
+from quire.executor.host_memory import RankPlace, open_host, open_seat
 from quire.executor.rank_proc import RankAnswer
 from quire.logger import configure_logging, get_logger
 from quire.utils.garbage import collector_paused
@@ -45,67 +46,17 @@ class PlaceInfo(msgspec.Struct, frozen=True):
     version: str = __version__
 
 
-class HostInfo(msgspec.Struct, frozen=True):
-    """What the first rank of a machine has opened for the others.
-
-    Attributes:
-        region: path of the memory that the ranks of the machine share.
-        stages: likewise of the ranks of each pipeline stage; None = they share that of all ranks, or are one.
-        port: where it listens for ranks of other machines.
-    """
-
-    region: str
-    stages: list[str | None]
-    port: int
-
-
 class RayRankSetup(msgspec.Struct, frozen=True):
     """What a rank is given to start with.
 
     Attributes:
         config: resolved.
-        region: `HostInfo.region` of its machine.
-        stage: the one of `HostInfo.stages` that is its own.
-        timeout_s: for which a rank waits for another.
-        plan: of a group on several machines; None = all are here.
-        connect_timeout_s: for connections to other machines.
         environment: Quire's own variables of the engine core.
     """
 
     config: QuireConfig
-    rank: int
-    size: int
-    region: str
-    stage: str | None
-    timeout_s: float
-    plan: HostPlan | None
-    connect_timeout_s: float
+    place: RankPlace
     environment: dict[str, str] = {}
-
-
-class OpenHost(NamedTuple):
-    """What is open on a machine, in the process of its first rank, which closes the descriptors."""
-
-    region: int
-    stages: list[int | None]
-    listener: HostListener | None
-    info: HostInfo
-
-
-def open_host(size: int, num_stages: int, address: str | None) -> OpenHost:
-    """The memory that the ranks of this machine share, as descriptors and as paths for its other processes; and a
-    listener where ranks of other machines come to `address`.
-    """
-    region, stages = make_region(size), make_stage_regions(size, num_stages)
-    listener = None if address is None else HostListener(address)
-    paths = [None if fd is None else _path_of(fd) for fd in stages]
-    return OpenHost(
-        region, stages, listener, HostInfo(_path_of(region), paths, 0 if listener is None else listener.port)
-    )
-
-
-def _path_of(fd: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 class RayRank:
@@ -115,6 +66,7 @@ class RayRank:
         self._listener: HostListener | None = None
         self._rank = -1
         self._worker: Any = None
+        self._seat = ExitStack()
 
     def look(self, node: str, address: str) -> bytes:
         """Where it is: a `PlaceInfo`; the arguments where they are known already."""
@@ -124,8 +76,8 @@ class RayRank:
         return msgspec.msgpack.encode(PlaceInfo(node, address, socket.gethostname(), os.getpid()))
 
     def open(self, size: int, num_stages: int, address: str) -> bytes:
-        """Open this machine for its ranks, and for others where there is an address: a `HostInfo`."""
-        opened = open_host(size, num_stages, address or None)
+        """Open this machine for its ranks, and for those of other machines: a `HostInfo`."""
+        opened = open_host(size, num_stages, address)
         self._listener = opened.listener
         return msgspec.msgpack.encode(opened.info)
 
@@ -133,7 +85,7 @@ class RayRank:
         """Join the group and load this rank's part of the model, as a `RayRankSetup` says: a `RankAnswer`."""
         try:
             setup = msgspec.msgpack.decode(data, type=RayRankSetup)
-            self._rank = setup.rank
+            self._rank = setup.place.rank
             self._load(setup)
         except Exception as error:
             if not isinstance(error, QuireError):
@@ -145,6 +97,8 @@ class RayRank:
         """Compute what rank 0 says until the group ends; why it did."""
         assert self._worker is not None, "loaded before"
         try:
+            self._worker.await_cache()
+            self._seat.close()
             self._worker.follow()
         except CommunicationError as error:
             return error.message
@@ -158,23 +112,9 @@ class RayRank:
         configure_logging(setup.config.observability.log_level, setup.config.observability.log_format)
         envs.prefer_sleeping_threads()
         with collector_paused():
-            from quire.distributed.seat import Seat  # late: loads torch
-            from quire.platforms.detect import detect_platform
+            from quire.platforms.detect import detect_platform  # late: loads torch
             from quire.worker.worker import Worker
 
-            plan, sockets = setup.plan, None
-            if plan is not None:
-                sockets = connect_hosts(plan, setup.rank, self._listener, setup.connect_timeout_s)
-            paths = [setup.region] if setup.stage is None else [setup.region, setup.stage]
-            fds = [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths]
-            try:
-                seat = Seat(
-                    rank=setup.rank, size=setup.size, fd=fds[0], timeout_s=setup.timeout_s, plan=plan, sockets=sockets,
-                    num_stages=setup.config.parallel.pipeline_parallel_size,
-                    stage_fd=None if setup.stage is None else fds[1],
-                )  # fmt: skip
-                self._worker = Worker(setup.config, detect_platform(setup.config.device.device), (), seat)
-            finally:
-                for fd in fds:
-                    os.close(fd)
+            seat = self._seat.enter_context(open_seat(setup.place, self._listener))
+            self._worker = Worker(setup.config, detect_platform(setup.config.device.device), (), seat)
             gc.freeze()

@@ -21,6 +21,7 @@ from quire.worker.group_messages import (
     CopySlots,
     DraftForward,
     DraftLogits,
+    EndCall,
     ForwardStep,
     Meet,
     ProfileSteps,
@@ -69,8 +70,8 @@ class GroupFollower:
         self._transfers = transfers
 
     @torch.inference_mode()
-    def run(self) -> None:
-        """Do what rank 0 says; ends with an error, when the group does."""
+    def run(self) -> EndCall:
+        """Do what rank 0 says; ends with a call of the scripts, or with an error, when the group does."""
         while True:
             message = self._channel.receive()
             if isinstance(message, ForwardStep):
@@ -91,6 +92,8 @@ class GroupFollower:
                 self._profile.follow(message)
             elif isinstance(message, Meet):
                 self._all_ranks.barrier()
+            elif isinstance(message, EndCall):
+                return message
             else:
                 assert isinstance(message, SwapBlocks), "the cache is allocated once"
                 self._swap(message)

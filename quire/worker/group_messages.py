@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 
 
@@ -139,7 +140,21 @@ class ProfileSteps(msgspec.Struct, frozen=True, tag="profile"):
     name: str
 
 
+class EndCall(msgspec.Struct, frozen=True, tag="end_call"):
+    """Nothing more is computed for this call of the scripts, which run on every rank (`engine.launched`).
+
+    Attributes:
+        outputs: of a step; None = there are none.
+        value: what another call returns.
+        is_last: it may be: rank 0 waits until the others have it.
+    """
+
+    outputs: EngineCoreOutputs | None = None
+    value: bool | None = None
+    is_last: bool = False
+
+
 GroupMessage = (
     InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet | CopySlots | DraftForward | DraftLogits
-    | ProfileSteps
+    | ProfileSteps | EndCall
 )  # fmt: skip

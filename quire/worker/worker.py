@@ -18,6 +18,7 @@ from quire.config.pipeline import divide_layers
 from quire.config.profiler import ProfilerConfig
 from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import num_scratch_blocks
+from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
 from quire.core.memory_parts import MemoryPart
@@ -59,7 +60,7 @@ from quire.worker.group_caches import caches_of_group
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
-from quire.worker.group_messages import InitCache, StageReport
+from quire.worker.group_messages import EndCall, InitCache, StageReport
 from quire.worker.group_profile import GroupProfile
 from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
@@ -160,11 +161,11 @@ class Worker:
         """Seconds that this rank has spent in collectives so far, waits for other ranks included."""
         return self._ops.communicator.busy_s
 
-    def follow(self) -> None:
-        """Compute what rank 0 says, until the group ends. For ranks other than 0.
+    def await_cache(self) -> None:
+        """Allocate the KV cache as rank 0 says, and be ready to follow it. For ranks other than 0, once.
 
         Raises:
-            CommunicationError: it has ended.
+            CommunicationError: the group has ended.
         """
         stage = self._ops.stage
         if stage is not None and not stage.is_first and self._ops.communicator.rank == 0:
@@ -172,8 +173,19 @@ class Worker:
         first = self._channel.receive()
         assert isinstance(first, InitCache), "rank 0 begins with the cache"
         self.initialize_kv_cache(first.kv_cache)
-        assert self._follower is not None, "made with the cache"
-        self._follower.run()
+
+    def follow(self) -> EndCall:
+        """Compute what rank 0 says, until the group ends, or a call of the scripts of all ranks.
+
+        Raises:
+            CommunicationError: the group has ended.
+        """
+        assert self._follower is not None, "await_cache comes before"
+        return self._follower.run()
+
+    def end_call(self, outputs: EngineCoreOutputs | None, value: bool | None, is_last: bool) -> None:
+        """Rank 0, where every rank has a script: what a call came to, for the others; as `EndCall`."""
+        self._channel.send(EndCall(outputs, value, is_last))
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """Layer name -> what it needs from the KV cache, in layer order; behind them those of a drafting model.

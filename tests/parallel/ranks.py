@@ -85,6 +85,7 @@ class ThreadedRanks(UniProcExecutor):
 def follow(worker: Worker) -> None:
     """Until rank 0 ends."""
     try:
+        worker.await_cache()
         worker.follow()
     except CommunicationError as error:
         assert error.message == "rank 0 has ended", error.message

@@ -95,6 +95,10 @@ def test_without_a_cluster_and_without_ray_the_error_has_the_fix(monkeypatch: py
     assert "quire[ray]" in str(caught.value)
 
 
-def test_blocks_outside_of_the_cache_are_refused_on_several_machines(tmp_path: Any):
-    with pytest.raises(UnsupportedError, match="distributed_executor_backend='ray' does not keep blocks"):
-        ray_llm(2, kv_disk=str(tmp_path))
+def test_blocks_outside_of_the_cache_are_kept_on_one_machine_and_refused_on_several(expected: list[Any], tmp_path: Any):
+    with fake_ray(2), ray_llm(2, num_threads=1, kv_disk=str(tmp_path)) as llm:
+        assert outputs(llm) == expected
+    assert any(tmp_path.rglob("*"))
+    with fake_ray(1, 1) as ray, pytest.raises(UnsupportedError, match=r"ranks are on several machines \(2 here\)"):
+        ray_llm(2, num_threads=1, kv_disk=str(tmp_path))
+    assert ray.free == [1, 1]

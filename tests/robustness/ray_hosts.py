@@ -1,7 +1,7 @@
 """A Ray cluster of two machines, which are network namespaces here, under faults: every stream is compared.
 
 `make test-ray` (root). Each machine has its own network and its own /tmp; one command starts Ray on each, one the
-server. Then a rank's process, the engine core and Ray's own process are killed, and the network between the machines is
+server. Then a rank's process, the engine core and Ray's own process on either machine are killed, and the network is
 cut for 10 seconds, all while streams run. The last line is the number of answers that are wrong or missing.
 """
 
@@ -241,6 +241,18 @@ class Cluster:
         await asyncio.sleep(3)
         await asyncio.to_thread(self.hosts.start_ray, 1, self.cpus[1])
 
+    async def kill_own_raylet(self) -> None:
+        """Ray's process on the machine of the server, which is the head of the cluster: Ray is started anew on both."""
+        for pid in self.hosts.pids(0, "raylet"):
+            os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(3)
+        for host in (0, 1):
+            for pid in self.hosts.pids(host, "gcs_server") + self.hosts.pids(host, "raylet"):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(3)
+        for host in (0, 1):
+            await asyncio.to_thread(self.hosts.start_ray, host, self.cpus[host])
+
     async def cut_network(self) -> None:
         self.hosts.cut(True)
         await asyncio.sleep(CUT_S)
@@ -257,7 +269,7 @@ class Cluster:
             self.server.kill()
 
 
-FAULTS = ("kill_rank", "kill_core", "kill_raylet", "cut_network")
+FAULTS = ("kill_rank", "kill_core", "kill_raylet", "cut_network", "kill_own_raylet")
 SETUPS: dict[str, tuple[tuple[int, int], tuple[str, ...], tuple[str, ...]]] = {
     # CPUs of the machines, settings, faults. A core whose peers may be silent for 40 s x 0.75 waits for the network.
     "tensor parallel 2 across, waits for the network": (
