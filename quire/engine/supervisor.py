@@ -86,6 +86,7 @@ class Supervisor:
         self.num_restarts = 0
         self.num_resumed = 0
         self._num_failed_restarts = 0
+        self._has_lost_cores = False  # since all that is here has advanced
         self._num_steps = 0
         self._last_stats: SchedulerStats | None = None
         self._report: asyncio.Task[Path | None] | None = None
@@ -170,6 +171,7 @@ class Supervisor:
     def adopt(self, live: LiveRequest) -> None:
         """Take over a request of another supervisor; it goes on behind the tokens that it has put out."""
         live.is_sent, live.was_lost = False, True
+        self._has_lost_cores = self._has_lost_cores or live.num_deaths > 0
         self._live[live.message.handle] = live
         self._resend(live)
 
@@ -343,12 +345,14 @@ class Supervisor:
         self._num_steps += 1
         self._last_stats = step.stats
         ended = [one.handle for one in step.finished]
-        for handle in {*step.handles.tolist(), *ended}:
-            live = self._live.get(handle)
-            if live is not None:
-                live.num_deaths = self._num_failed_restarts = 0
-                if not self._bisector.is_empty:
-                    self._clear(handle)
+        if self._has_lost_cores:
+            for live in (self._live.get(handle) for handle in {*step.handles.tolist(), *ended}):
+                if live is not None:
+                    live.num_deaths = self._num_failed_restarts = 0
+                    if not self._bisector.is_empty:
+                        self._clear(live.message.handle)
+            is_suspected = any(live.num_deaths for live in self._live.values())
+            self._has_lost_cores = is_suspected or bool(self._num_failed_restarts) or not self._bisector.is_empty
         for handle in ended:
             self._live.pop(handle, None)
 
@@ -375,6 +379,7 @@ class Supervisor:
             return
         logger.error("the engine core failed (%s); %d requests will be resumed", reason, len(self._live))
         self._disconnect()
+        self._has_lost_cores = True
         requests = [(one.message, one.num_deaths) for one in self._live.values()]
         report = partial(write_crash_report, core.remains(), reason, requests, self._last_stats)
         self._report = asyncio.ensure_future(self._write_report(report))  # beside the restart
