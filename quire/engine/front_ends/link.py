@@ -136,7 +136,10 @@ class FrontEndLink(Generic[T]):
         except MessageError as error:
             logger.error("could not decode a message from the %s: %s", self._peer, error)
             return
-        self._on_message(message)
+        try:
+            self._on_message(message)
+        except Exception:  # a mistake with one message must not keep those behind it
+            logger.exception("a message from the %s could not be handled", self._peer)
 
     def _next(self) -> list[Frame] | None:
         """The frames of the next message, once it is there.
