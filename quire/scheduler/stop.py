@@ -40,7 +40,7 @@ def find_stops(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> 
     is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
     is_stop_id = _is_own_stop_id(table, rows, token_ids)
     stops = []
-    for i in np.flatnonzero(is_eos | is_stop_id | is_full).tolist():
+    for i in (is_eos | is_stop_id | is_full).nonzero()[0].tolist():
         row = int(rows[i])
         may_stop = table.num_tokens[row] >= table.min_total_tokens[row]
         if may_stop and is_eos[i]:
@@ -67,7 +67,7 @@ def may_stop(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray, turns
 def _is_own_stop_id(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
     """[num_sampled] bool; the slow path of rows flagged HAS_STOP_IDS."""
     matches = np.zeros(len(rows), dtype=np.bool_)
-    flagged = np.flatnonzero(table.flags[rows] & _HAS_STOP_IDS)
+    (flagged,) = (table.flags[rows] & _HAS_STOP_IDS).nonzero()
     if not len(flagged):
         return matches
     for i, row, token_id in zip(flagged.tolist(), rows[flagged].tolist(), token_ids[flagged].tolist(), strict=True):

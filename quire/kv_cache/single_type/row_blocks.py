@@ -90,9 +90,9 @@ class RowBlocks(ABC):
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
         """Give each row `num_missing` ([num_rows]) blocks more; they must be free."""
-        due = np.flatnonzero(num_missing)
-        if not len(due):
+        if not num_missing.any():
             return NO_BLOCKS
+        due = np.flatnonzero(num_missing)
         rows, num_missing = rows[due], num_missing[due]
         flat_rows, columns = spread(rows, self._num_blocks[rows], num_missing)
         block_ids = self._pool.take(len(flat_rows), self._pool_number)
