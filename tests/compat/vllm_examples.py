@@ -40,7 +40,7 @@ NOT_RUN = {
     r"flexkv|lmcache": "needs another program's KV cache inside the engine; Quire has LMCacheMPConnector, over "
     "LMCache's server",
     r"^ray_serving/(batch|ray)": "Ray loads vLLM by itself; Quire has no backend for Ray's LLM library",
-    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; Quire has no expert parallelism",
+    r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; Quire's number is set at the start",
     r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire cannot take other weights while it runs",
     r"microphone": "needs a microphone; Quire has no audio inputs",
     r"prithvi": "for a pooling model with a plugin of its own; Quire has none",
@@ -51,7 +51,7 @@ NOT_RUN = {
     r"scale_out/": "prompts and answers made by different servers (--enable-scale-out); Quire has none",
 }  # fmt: skip
 NAMED = re.compile(
-    r"AbsentFeatureError|UnsupportedError|not supported|not implemented|does not (implement|support)|Quire has no|"
+    r"AbsentFeatureError|UnsupportedError|not supported|not implemented|does not (implement|support|have)|Quire has no|"
     r"is not one of|unknown key"
 )
 NO_HUB = re.compile(
