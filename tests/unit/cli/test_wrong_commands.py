@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
 from tests.unit.cli.wrong_commands import WRONG, make_files
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +68,7 @@ def test_there_are_150_of_them() -> None:
     assert len(WRONG) >= 150
 
 
-@pytest.mark.parametrize("line", WRONG)
+@each("line", WRONG)
 def test_a_wrong_command_line_has_one_error_and_one_hint(
     results: dict[str, tuple[object, str, float, list[str]]], line: str
 ) -> None:

@@ -9,6 +9,7 @@ from quire.config import CacheConfig, ModelConfig, QuireConfig, SchedulerConfig
 from quire.config.build import all_settings, build_config, settings_as_dict, settings_by_name
 from quire.config.not_yet import NOT_YET
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
+from tests.each import each
 
 SETTINGS = {setting.info.name: setting for setting in all_settings()}
 
@@ -57,7 +58,7 @@ def test_an_unknown_setting_near_nothing_points_to_the_list() -> None:
         build_config(qqqqqqqqqq=1)
 
 
-@pytest.mark.parametrize("name", NOT_YET)
+@each("name", NOT_YET)
 def test_a_setting_not_supported_yet_is_refused_by_name_unless_neutral(name: str) -> None:
     for neutral in NOT_YET[name]:
         assert build_config(**{name: neutral}) == QuireConfig()
@@ -86,7 +87,7 @@ def out_of_range_values(name: str) -> list[object]:
     return bad
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each("name", SETTINGS)
 def test_bad_values_of_every_setting_are_refused_with_its_name(name: str) -> None:
     for value in out_of_range_values(name):
         with pytest.raises(ConfigError) as caught:

@@ -14,6 +14,7 @@ from quire.config.not_yet import NO_EFFECT, NOT_YET
 from quire.entrypoints.args import QuireParser
 from quire.entrypoints.flag_forms import merge_dotted, plain_argv
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
+from tests.each import each
 
 NAMES = Path(__file__).with_name("vllm_flags.txt").read_text().split()
 PARSER = QuireParser(prog="quire serve")
@@ -28,7 +29,7 @@ def test_the_list_of_names_is_whole() -> None:
     assert len(set(NAMES)) == 322
 
 
-@pytest.mark.parametrize("flag", NAMES)
+@each("flag", NAMES)
 def test_no_flag_of_vllm_is_unknown(flag: str) -> None:
     action = PARSER._option_string_actions[flag]
     name = action.dest
