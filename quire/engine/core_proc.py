@@ -236,6 +236,9 @@ def main() -> None:
         clock_ns = time.process_time_ns if setup.config.device.device == "cpu" else time.monotonic_ns
         EngineCoreProc(core, inputs, outputs, progress, clock_ns).run()
         os._exit(0)  # at once: what was to be kept is
+    except EngineDeadError as error:  # of a rank that has ended, where it was waited for tells nothing
+        logger.error("the engine core failed: %s", error.message, exc_info=error.__cause__)
+        os._exit(1)
     except Exception:
         logger.exception("the engine core failed")
         os._exit(1)  # at once: nothing here is worth tidying up, and the parent waits for the end
