@@ -114,10 +114,15 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "the model runs in one process on one machine", "run several servers behind a load balancer",
+        "replicas' engine cores run on the machine of their server; Ray places the ranks of each",
+        "use distributed_executor_backend='ray' with data_parallel_size, or Ray Serve (docs/how-to/hosts.md)",
+        {"data_parallel_backend": (None, "mp")},
+    ),
+    Missing(
+        "a server starts its own processes, on one machine or through Ray",
+        "use distributed_executor_backend 'ray' or 'external_launcher', or several servers behind a load balancer",
         {
             "data_parallel_rank": _NONE, "data_parallel_start_rank": _NONE, "data_parallel_size_local": _NONE,
-            "data_parallel_backend": (None, "mp"),
             "data_parallel_hybrid_lb": _OFF, "data_parallel_external_lb": _OFF,
             "data_parallel_multi_port_external_lb": _OFF, "data_parallel_supervisor_port": _NONE,
             "dp_supervisor_probe_failure_threshold": _NONE, "dp_supervisor_probe_interval_s": _NONE,
