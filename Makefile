@@ -256,6 +256,10 @@ build/venvs/%/.ready: tests/robustness/packages/%.txt $(VENV)/.test
 test-ray: build/venvs/ray/.ready   ## a Ray cluster of two network namespaces (root): ranks, cores, raylets killed, the network cut; STREAMS=8 TOKENS=200 ROUNDS=1, 240 MB of packages
 	build/venvs/ray/bin/python -m tests.robustness.ray_hosts --streams $(or $(STREAMS),8) --tokens $(or $(TOKENS),200) --rounds $(or $(ROUNDS),1) 2>build/ray.log
 
+.PHONY: test-ray-serve
+test-ray-serve: build/venvs/ray-serve/.ready  ## Ray Serve itself with Quire's application: streams and whole answers are a server's, an engine core killed; 3 minutes, 300 MB of packages
+	build/venvs/ray-serve/bin/python -m tests.robustness.ray_serve 2>build/ray-serve.log
+
 .PHONY: test-launcher
 test-launcher: $(VENV)/.test       ## ranks that torchrun and other launchers start, as processes, also of two machines (root): one process's answers, ranks killed; 4 minutes
 	$(BIN)/python -m tests.robustness.launcher 2>build/launcher.log
