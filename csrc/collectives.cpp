@@ -1,5 +1,4 @@
 // The operations of a communicator. Each is a kernel like others: it can be recorded in a step and replayed.
-#include <chrono>
 #include <cstring>
 #include <type_traits>
 
@@ -16,21 +15,6 @@ constexpr int64_t kLargeBytes = 256 << 10;  // from here on several threads copy
 // From here on a copy goes past the caches of the writer: the reader is another core, and it would push out weights.
 constexpr int64_t kPastCachesBytes = 2 << 20;
 constexpr int64_t kSumBlock = 128;  // elements summed at a time
-
-// Adds the time of an operation to its communicator's.
-class Busy {
- public:
-  explicit Busy(Communicator* communicator) : communicator_(communicator), start_(Clock::now()) {}
-  ~Busy() {
-    const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_);
-    communicator_->add_busy(time.count());
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Communicator* communicator_;
-  Clock::time_point start_;
-};
 
 template <class Body>
 void run_parts(Pool& pool, int64_t num_parts, const Body& body) {
@@ -143,7 +127,7 @@ void reduce_as(const ReduceArgs& args) {
 }  // namespace
 
 void gather(Pool& pool, const GatherArgs& args) {
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   Communicator& group = *args.communicator;
   const int rank = group.rank();
   const int64_t width = args.starts[group.size()], first = args.starts[rank], own = args.starts[rank + 1] - first;
@@ -175,7 +159,7 @@ void gather(Pool& pool, const GatherArgs& args) {
 }
 
 void gather_rows(Pool& pool, const GatherRowsArgs& args) {
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   Communicator& group = *args.communicator;
   const int64_t most = group.capacity() / args.row_bytes;
   for (int64_t begin = 0; begin < args.num_rows; begin += most) {
@@ -206,7 +190,7 @@ const char* find_fault(const GatherGroupsArgs& args) {
 }
 
 void gather_groups(Pool& pool, const GatherGroupsArgs& args) {
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   Communicator& group = *args.communicator;
   const int64_t bytes = args.row_bytes, most = group.capacity() / bytes;
   const int64_t first = args.starts[args.firsts[group.rank()]], end = args.starts[args.firsts[group.rank() + 1]];
@@ -235,7 +219,7 @@ void local_ids(Pool&, const LocalIdsArgs& args) {
 }
 
 void reduce(Pool&, const ReduceArgs& args) {
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   args.dtype == DType::f32 ? reduce_as<float>(args) : reduce_as<bf16>(args);
 }
 
@@ -258,18 +242,18 @@ void broadcast(Pool& pool, const BroadcastArgs& args) {
 }
 
 void send(Pool&, const SendArgs& args) {
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   args.communicator->send(args.data, args.bytes, args.to);
 }
 
 void receive(Pool&, const ReceiveArgs& args) {
   if (args.is_patient) return args.communicator->receive(args.data, args.bytes, args.from, true);
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   args.communicator->receive(args.data, args.bytes, args.from, false);
 }
 
 void all_to_all(Pool& pool, const AllToAllArgs& args) {
-  const Busy busy(args.communicator);
+  const BusyTime busy(args.communicator);
   Communicator& group = *args.communicator;
   const int64_t size = group.size(), rank = group.rank();
   const int64_t most = group.capacity() / (size * size) / kCacheLine * kCacheLine;

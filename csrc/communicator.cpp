@@ -200,6 +200,31 @@ void Communicator::wait_for_all() {
   for (int other = 0; other < size_; ++other) wait_for(other);
 }
 
+void Communicator::announce(int64_t number) {
+  char* buffer = begin("a pass");
+  wait_for_readers();
+  std::memcpy(buffer + rank_ * kCacheLine, &number, sizeof number);
+  wrote(rank_ * kCacheLine, kCacheLine, 1, kCacheLine);
+  arrive();
+}
+
+std::vector<int64_t> Communicator::announced() {
+  wait_for_all();
+  std::vector<int64_t> numbers(static_cast<std::size_t>(size_));
+  const char* buffer = buffers_ + (operation_ & 1) * capacity_;
+  for (int other = 0; other < size_; ++other) {
+    std::memcpy(&numbers[static_cast<std::size_t>(other)], buffer + other * kCacheLine, sizeof(int64_t));
+  }
+  return numbers;
+}
+
+bool Communicator::is_awaited() const {
+  for (int other = 0; other < size_; ++other) {
+    if (other != rank_ && has_reached(region_->arrived[other].value.load(), operation_ + 1)) return true;
+  }
+  return false;
+}
+
 void Communicator::send(const char* data, int64_t bytes, int to) {
   what_ = "receive";
   Mail& box = mail(rank_, to);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/step_graph.h"
+#include "quire/expert_exchange.h"
 
 namespace quire {
 
@@ -24,6 +25,16 @@ Communicator* checked(Communicator& group, int64_t row_bytes) {
 int checked_rank(const Communicator& group, int rank, int lowest = 0) {
   if (rank < lowest || rank >= group.size()) throw nb::value_error("no such rank");
   return rank;
+}
+
+// The group of an exchange of experts' rows; `firsts` are the first slot of each rank, and how many there are.
+ExchangeGroup exchange_group(Communicator& communicator, int64_t ranks_per_replica, const std::vector<int32_t>& firsts) {
+  if (ranks_per_replica < 1 || communicator.size() % ranks_per_replica) throw nb::value_error("ranks_per_replica");
+  if (static_cast<int>(firsts.size()) != communicator.size() + 1) throw nb::value_error("one part for each rank");
+  if (firsts.front() != 0 || !std::is_sorted(firsts.begin(), firsts.end())) throw nb::value_error("firsts");
+  ExchangeGroup group{&communicator, ranks_per_replica, firsts.back(), {}};
+  std::copy(firsts.begin(), firsts.end(), group.firsts);
+  return group;
 }
 
 }  // namespace
@@ -67,6 +78,38 @@ void bind_communicator(nb::module_& m) {
       .def_prop_ro("aborted", &Communicator::aborted)
       .def_prop_ro("busy_ns", &Communicator::busy_ns)
       .def("abort", &Communicator::abort, nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("is_awaited", &Communicator::is_awaited)
+      .def("announce", &Communicator::announce, nb::call_guard<nb::gil_scoped_release>())
+      .def("announced",
+           [](Communicator& self) {
+             nb::gil_scoped_release release;
+             return self.announced();
+           })
+      .def("dispatch",
+           [](Communicator& self, Pool& pool, int64_t ranks_per_replica, const std::vector<int32_t>& firsts, uintptr_t x,
+              int64_t x_stride, int64_t row_bytes, uintptr_t expert_ids, uintptr_t slots, uintptr_t x_rows,
+              int64_t num_tokens, int64_t num_chosen, int64_t num_x_rows, uintptr_t rows, int64_t num_rows,
+              uintptr_t starts, uintptr_t extent, uintptr_t global) {
+             const ExchangeGroup group = exchange_group(self, ranks_per_replica, firsts);
+             if (exchange_head_bytes(0) + row_bytes > self.capacity() / group.num_replicas() - kCacheLine) {
+               throw nb::value_error("a row is larger than the buffer");
+             }
+             const DispatchArgs args{
+                 group,       at<char>(x),         x_stride,   row_bytes,  at<int32_t>(expert_ids), at<int32_t>(slots),
+                 at<int32_t>(x_rows), num_tokens,  num_chosen, num_x_rows, at<char>(rows),          num_rows,
+                 at<int32_t>(starts), at<int32_t>(extent), at<int32_t>(global)};
+             return run_noted(dispatch, pool, args);
+           })
+      .def("collect",
+           [](Communicator& self, Pool& pool, int64_t ranks_per_replica, const std::vector<int32_t>& firsts,
+              uintptr_t rows, int64_t num_rows, int64_t row_bytes, uintptr_t extent, uintptr_t global, uintptr_t places,
+              int64_t num_choices, uintptr_t out) {
+             checked(self, row_bytes);
+             const CollectArgs args{exchange_group(self, ranks_per_replica, firsts), at<char>(rows), num_rows, row_bytes,
+                                    at<int32_t>(extent), at<int32_t>(global), at<int32_t>(places), num_choices,
+                                    at<char>(out)};
+             return run_noted(collect, pool, args);
+           })
       .def("barrier",
            [](Communicator& self, Pool& pool) {
              nb::gil_scoped_release release;

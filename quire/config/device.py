@@ -59,8 +59,9 @@ class ParallelConfig:
         "projection being the first stage's."
     )  # fmt: skip
     data_parallel_size: int = setting(
-        1, "Number of engine replicas behind one front end: each has the whole model, a KV cache and an engine core "
-        "process of its own, and an equal share of cores and memory.", minimum=1, maximum=MAX_REPLICAS, short="-dp",
+        1, "Number of engine replicas behind one front end: each has the whole model (with enable_expert_parallel but "
+        "for experts), a KV cache and an engine core process of its own, and an equal share of cores and memory.",
+        minimum=1, maximum=MAX_REPLICAS, short="-dp",
     )  # fmt: skip
     numa_ranks: str = setting(
         "auto",
@@ -70,7 +71,8 @@ class ParallelConfig:
     )
     enable_expert_parallel: bool = setting(
         False,
-        "Mixtures of experts: ranks have whole experts, in place of a part of each; answers have the same bytes.",
+        "Mixtures of experts: ranks have whole experts, in place of a part of each; with data_parallel_size the ranks "
+        "of all replicas, which compute in lock-step. Answers have the same bytes.",
     )
     expert_placement_strategy: str = setting(
         "linear", "With enable_expert_parallel, which rank has which experts: linear = consecutive ones, round_robin = "
@@ -90,6 +92,11 @@ class ParallelConfig:
     def is_launched(self) -> bool:
         """The ranks are processes of a launcher, each with the user's script."""
         return self.distributed_executor_backend == "external_launcher"
+
+    @property
+    def replicas_share_experts(self) -> bool:
+        """Replicas compute in lock-step, each with a part of the experts."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
 
     @property
     def num_ranks(self) -> int:

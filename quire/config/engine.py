@@ -123,6 +123,11 @@ class SupervisionConfig:
         choices=("queue", "wake", "reject"),
     )
 
+    @property
+    def rank_timeout_s(self) -> float:
+        """For which a rank waits for another: a missing one is named before the core's process counts as hung."""
+        return 0.75 * self.hang_timeout_s
+
     def __post_init__(self) -> None:
         check_settings(self)
 

@@ -262,11 +262,14 @@ class MoEArch:
 
     def num_weights(self, hidden_size: int) -> int:
         """Of all experts, the shared one and the router."""
-        matrices = 3 if self.is_gated else 2
+        shared = (3 if self.is_gated else 2) * hidden_size * self.shared_size
+        others = shared + hidden_size * self.num_experts + 2 * hidden_size * self.latent_size
+        return self.num_expert_weights(hidden_size) + others
+
+    def num_expert_weights(self, hidden_size: int) -> int:
+        """Of all experts but the shared one."""
         size = self.latent_size or hidden_size
-        experts = self.num_experts * matrices * size * self.intermediate_size
-        shared = matrices * hidden_size * self.shared_size
-        return experts + shared + hidden_size * self.num_experts + 2 * hidden_size * self.latent_size
+        return self.num_experts * (3 if self.is_gated else 2) * size * self.intermediate_size
 
     @property
     def width(self) -> int:

@@ -18,6 +18,7 @@ def size_settings(config: QuireConfig) -> str:
     sizes = {
         "tensor_parallel_size": config.parallel.tensor_parallel_size,
         "pipeline_parallel_size": config.parallel.pipeline_parallel_size,
+        "data_parallel_size": config.parallel.data_parallel_size if config.parallel.replicas_share_experts else 1,
     }
     return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
@@ -25,15 +26,18 @@ def size_settings(config: QuireConfig) -> str:
 def check_parallel(config: QuireConfig) -> None:
     """Raise for settings of a resolved configuration that several ranks cannot honour."""
     sizes = size_settings(config)
-    if config.parallel.num_ranks > MAX_RANKS:
+    num_ranks = config.parallel.num_ranks
+    if config.parallel.replicas_share_experts:
+        num_ranks *= config.parallel.data_parallel_size
+    if num_ranks > MAX_RANKS:
         raise ConfigError(
-            f"{sizes} are {config.parallel.num_ranks} ranks, more than {MAX_RANKS}",
+            f"{sizes} are {num_ranks} ranks, more than {MAX_RANKS}",
             hint=f"their product must be at most {MAX_RANKS}", field="pipeline_parallel_size",
         )  # fmt: skip
     _check_stages(config)
     if config.parallel.enable_expert_parallel:
         _check_experts(config)
-    if config.parallel.num_ranks == 1:
+    if num_ranks == 1:
         return
     model = config.model
     others = {
@@ -77,11 +81,31 @@ def _check_experts(config: QuireConfig) -> None:
     counts = {layer.moe.num_experts for layer in arch.layers if layer.moe is not None}
     if not counts:
         raise ConfigError(f"{arch.architecture} has no experts", hint="leave out enable_expert_parallel", field=field)
-    if parallel.data_parallel_size > 1:
-        raise UnsupportedError(
-            "experts of several replicas in one group are not supported: enable_expert_parallel places them on the "
-            f"ranks of one engine, and data_parallel_size is {parallel.data_parallel_size}",
-            hint="use tensor_parallel_size for the ranks, or leave out enable_expert_parallel", field=field,
-        )  # fmt: skip
+    num_ranks = parallel.tensor_parallel_size
+    if parallel.replicas_share_experts:
+        _check_lock_step(config)
+        num_ranks *= parallel.data_parallel_size
     for count in sorted(counts):
-        place_experts(parallel.expert_placement_strategy, count, parallel.tensor_parallel_size)
+        place_experts(parallel.expert_placement_strategy, count, num_ranks)
+
+
+def _check_lock_step(config: QuireConfig) -> None:
+    """What replicas that share experts do not do (yet)."""
+    parallel, speculative = config.parallel, config.speculative
+    others = {
+        "pipeline_parallel_size": (parallel.pipeline_parallel_size > 1, "stages compute several steps at once"),
+        "distributed_executor_backend": (
+            parallel.distributed_executor_backend not in ("uni", "mp"), "they share memory of one machine",
+        ),
+        "speculative_config": (
+            speculative is not None and (speculative.model_method is not None or bool(speculative.tree)),
+            "passes of a drafting model are not in lock-step; drafts from n-grams and suffixes work",
+        ),
+    }  # fmt: skip
+    for name, (is_set, why) in others.items():
+        if is_set:
+            raise UnsupportedError(
+                f"{name} is not supported where replicas share experts (data_parallel_size="
+                f"{parallel.data_parallel_size} and enable_expert_parallel): {why}",
+                hint=f"leave out {name}, or enable_expert_parallel", field=name,
+            )  # fmt: skip

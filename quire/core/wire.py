@@ -13,6 +13,7 @@ import msgspec
 from quire import errors
 from quire.config.engine import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.expert_group import ExpertGroup
 from quire.core.live_state import EngineState
 from quire.errors import EngineDeadError, QuireError
 
@@ -72,6 +73,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
         progress_path: file of the progress block; last_words_path: of its log and its stacks.
         parent_pid: whose child it is.
         replica: what is its own among several cores of one server.
+        experts: its place among cores that share experts; None = it has all.
     """
 
     config: QuireConfig
@@ -82,6 +84,7 @@ class CoreSetup(msgspec.Struct, frozen=True):
     last_words_path: str
     parent_pid: int
     replica: ReplicaPlace = ONLY_REPLICA
+    experts: ExpertGroup | None = None
 
 
 class CoreReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
+from quire.core.expert_group import LockStep
 from quire.core.live_state import EngineState
 from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
@@ -272,6 +273,11 @@ class EngineCore:
             return bool(self._executor.call_worker("start_profile"))
         file: str | None = self._executor.call_worker("stop_profile")
         return False if file is None else file
+
+    @property
+    def lock_step(self) -> LockStep | None:
+        """With cores that share experts with this one; None = there are none."""
+        return self._executor.lock_step
 
     @property
     def rank_pids(self) -> list[int]:

@@ -16,6 +16,7 @@ from quire.config.profiler import ProfilerConfig
 from quire.config.speculative import SpeculativeConfig
 from quire.core.draft_trees import MOST_TREES, num_scratch_blocks
 from quire.core.drafts import DraftController, DraftProposer
+from quire.core.expert_group import ExpertGroup
 from quire.core.kv_spec import KVCacheConfig
 from quire.engine.core import EngineCore, never, nothing
 from quire.engine.grammar_gate import grammar_gate, make_grammars
@@ -57,6 +58,7 @@ def build_core(
     kv_tier: KVTier | None = None,
     engine_index: int = 0,
     make_executor: Callable[..., Executor] | None = None,
+    experts: ExpertGroup | None = None,
 ) -> EngineCore:
     """An engine core with its model loaded and its KV cache allocated.
 
@@ -68,6 +70,7 @@ def build_core(
             `EngineCore.call_worker("register_kv_tier", half)`. None = there is none.
         engine_index: its number among the engine cores of a server.
         make_executor: called with config, platform and processors; None = what the settings name.
+        experts: its place among cores that share experts; None = it has all.
 
     Raises:
         QuireError: the model or the machine does not allow it.
@@ -76,7 +79,8 @@ def build_core(
     _make_profile_directory(config.observability.profiler)
     with timer.phase("model"):
         make: Any = make_executor or executor_class(config.parallel.distributed_executor_backend)
-        executor: Executor = make(config, platform, logits_processors)
+        shared = {} if experts is None else {"experts": experts}  # executors of plugins are not given any
+        executor: Executor = make(config, platform, logits_processors, **shared)
     proposer, controller, reports, executor = _make_speculation(config.speculative, executor)
     with timer.phase("KV cache"):
         recovery = StepRecovery()

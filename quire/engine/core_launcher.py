@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config import QuireConfig
+from quire.core.expert_group import ExpertGroup
 from quire.core.process_stats import CoreProcesses
 from quire.core.wire import ONLY_REPLICA, CoreFailed, CoreReady, CoreSetup, ReplicaPlace, UtilityCall
 from quire.engine.core_link import CoreLink
@@ -45,6 +46,10 @@ MAX_ANSWER_BYTES = 1 << 20
 logger = get_logger(__name__)
 
 
+def ignore_end(why: str | None) -> None:
+    """For a core with which no other shares experts."""
+
+
 class CoreProcess:
     """A child process with an engine core.
 
@@ -54,9 +59,12 @@ class CoreProcess:
         spare: a process that has its libraries already; None = one is started. Not used for logits processors, whose
             modules are looked for in other places.
         place: where it runs, as one of several.
+        experts: its place among cores that share experts; None = it has all.
+        on_end: called from another thread when the child has ended: why, None = it was asked to.
 
     Attributes:
         link: where to talk to it, once it is ready.
+        has_ended_with_group: it was ended because another core was, with which it shares experts.
     """
 
     def __init__(
@@ -65,8 +73,12 @@ class CoreProcess:
         logits_processors: Sequence[str] = (),
         spare: SpareProcess | None = None,
         place: ReplicaPlace = ONLY_REPLICA,
+        experts: ExpertGroup | None = None,
+        on_end: Callable[[str | None], None] = ignore_end,
     ) -> None:
         self.link = CoreLink()
+        self.has_ended_with_group = False
+        self._on_end = on_end
         self._spare = spare
         self._config = config
         self._on_exit: Callable[[CoreProcess, str], None] | None = None
@@ -83,6 +95,7 @@ class CoreProcess:
             last_words_path=str(self.link.directory / "log"),
             parent_pid=os.getpid(),
             replica=place,
+            experts=experts,
         )
         self._timeout_s = config.supervision.hang_timeout_s
         self._detector = HangDetector(self._timeout_s)
@@ -155,6 +168,12 @@ class CoreProcess:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
 
+    def end_with_group(self, reason: str) -> None:
+        """End the child as one that has failed by no fault of its own; nothing where it has ended, or is about to."""
+        if self._hang is None and not self._is_closing and self._exit_reason is None:
+            self._hang, self.has_ended_with_group = reason, True
+            self.kill()
+
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the child and remove everything of it; harmless when repeated."""
         is_first, self._is_closing = not self._is_closing, True
@@ -181,6 +200,12 @@ class CoreProcess:
     # --- the child's thread ---
 
     def _keep(self) -> None:
+        try:
+            self._live()
+        finally:
+            self._on_end(None if self._is_closing else self._exit_reason or self._hang or "it did not start")
+
+    def _live(self) -> None:
         # The child inherits it: a Ctrl-C is for this process, and would be a traceback while the child imports.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -211,9 +236,11 @@ class CoreProcess:
     def _spawn(self) -> tuple[Child, int]:
         """A new child, and the descriptor on which it answers."""
         ready_fd, child_fd = os.pipe()
+        experts = self._setup.experts
         try:
             child = start_module(
-                CORE_MODULE, str(child_fd), stdin=subprocess.PIPE, pass_fds=(child_fd,),
+                CORE_MODULE, str(child_fd), stdin=subprocess.PIPE,
+                pass_fds=(child_fd, *(() if experts is None else experts.fds)),
                 uses_current_directory=bool(self._setup.logits_processors),
             )  # fmt: skip
         except OSError:
@@ -225,7 +252,7 @@ class CoreProcess:
 
     def _send_setup(self) -> None:
         assert self._child is not None
-        if self._is_closing:
+        if self._is_closing or self.has_ended_with_group:
             self._child.kill()
         write_block(self._child, msgspec.msgpack.encode(self._setup))
 

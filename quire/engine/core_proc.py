@@ -97,6 +97,12 @@ class EngineCoreProc:
         self._clock_ns = clock_ns
         self._is_paused = False
         self._has_ended = False
+        self._lock_step = core.lock_step
+        self._poller = zmq.Poller()
+        self._poller.register(inputs, zmq.POLLIN)
+        if self._lock_step is not None:
+            self._poller.register(self._lock_step.bell, zmq.POLLIN)
+            self._lock_step.watch(progress.begin_step)  # which takes longer the more tokens others have
 
     def run(self) -> None:
         """Serve until the core is asked to end, or the process ends."""
@@ -108,7 +114,11 @@ class EngineCoreProc:
         self._take_in()
         if self._has_ended:
             return
+        lock_step = self._lock_step
+        num_passes = 0 if lock_step is None else lock_step.num_passes
         outputs = self._core.take_outputs() if self._is_paused else self._step()
+        if lock_step is not None and lock_step.num_passes == num_passes:
+            lock_step.join()  # there was nothing to compute
         if outputs is not None:
             self._send(StepOutputs(outputs))
 
@@ -121,12 +131,18 @@ class EngineCoreProc:
     def _take_in(self) -> None:
         if self._is_paused or not self._core.has_work():
             self._progress.enter(Phase.IDLE)
-            self._inputs.poll()
+            self._wait()
             self._progress.enter(Phase.BUSY)
         while not self._has_ended and self._inputs.poll(0):
             frames = self._inputs.recv_multipart(zmq.NOBLOCK)
             self._handle(frames)
             self._progress.note_received()
+
+    def _wait(self) -> None:
+        """Until something has come; meanwhile take part in what other replicas compute."""
+        while self._inputs not in dict(self._poller.poll()):
+            assert self._lock_step is not None, "nothing else is waited for"
+            self._lock_step.join()
 
     def _handle(self, frames: list[bytes]) -> None:
         try:
@@ -282,7 +298,7 @@ def _build(setup: CoreSetup, progress: Heartbeat, timer: PhaseTimer) -> EngineCo
             platform = replace(platform, memory=replace(platform.memory, available_bytes=own_bytes))
         core = build_core(
             setup.config, platform, timer, logits_processors=setup.logits_processors, on_step=progress.begin_step,
-            engine_index=place.engine_index,
+            engine_index=place.engine_index, experts=setup.experts,
         )  # fmt: skip
         gc.freeze()  # what the process has by now it keeps: to look through it would stop a step
     return core

@@ -17,9 +17,11 @@ import msgspec
 from quire.config import QuireConfig
 from quire.config.json_object import parse_object
 from quire.config.resolve import UsageContext
+from quire.core.expert_group import ExpertGroup
 from quire.core.wire import ONLY_REPLICA, ReplicaPlace
 from quire.engine.config_lookup import resolve_config
-from quire.engine.core_launcher import CoreProcess, processor_names
+from quire.engine.core_launcher import CoreProcess, ignore_end, processor_names
+from quire.engine.data_parallel.expert_groups import EndCallback, ExpertGroups
 from quire.engine.data_parallel.places import replica_places
 from quire.engine.named_plugins import note_plugins
 from quire.engine.spare_process import SpareProcess
@@ -39,11 +41,20 @@ def launch_core(
     logits_processors: Sequence[str] = (),
     spare: SpareProcess | None = None,
     place: ReplicaPlace = ONLY_REPLICA,
+    groups: ExpertGroups | None = None,
 ) -> CoreProcess:
-    """A core's process that has been started, or made of `spare`; `config` is resolved."""
-    core = CoreProcess(config, logits_processors, spare, place)
-    core.start()
-    return core
+    """A core's process that has been started, or made of `spare`; `config` is resolved.
+
+    Args:
+        groups: of cores that share experts, where this is one of them.
+    """
+
+    def start(experts: ExpertGroup | None = None, on_end: EndCallback = ignore_end) -> CoreProcess:
+        core = CoreProcess(config, logits_processors, spare, place, experts, on_end)
+        core.start()
+        return core
+
+    return start() if groups is None else groups.launch(place.engine_index, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +65,14 @@ class CoreLauncher:
         config: of all of them, resolved.
         logits_processors: "module:Class" each.
         places: of replicas; those beyond the first ones share their places.
+        groups: of replicas that share experts; None = each has all.
         weight_version: how the weights are called; "" = those of the start.
     """
 
     config: QuireConfig
     logits_processors: list[str]
     places: tuple[ReplicaPlace, ...]
+    groups: ExpertGroups | None = None
     weight_version: str = ""
 
     @property
@@ -70,7 +83,7 @@ class CoreLauncher:
     def __call__(self, index: int = 0) -> CoreProcess:
         """A core's process for a replica, which has been started."""
         place = msgspec.structs.replace(self.places[index % len(self.places)], engine_index=index)
-        return launch_core(replica_config(self.config, index), self.logits_processors, place=place)
+        return launch_core(replica_config(self.config, index), self.logits_processors, place=place, groups=self.groups)
 
     def with_weights(self, path: str, version: str) -> CoreLauncher:
         """For the weights of a model directory.
@@ -102,6 +115,7 @@ class EngineStart:
         logits_processors: "module:Class" each.
         places: of its replicas, the first of which is `core`'s.
         others: processes of the other replicas.
+        groups: of replicas that share experts; None = each has all.
     """
 
     config: QuireConfig
@@ -110,6 +124,7 @@ class EngineStart:
     model_dir: ModelDir
     places: tuple[ReplicaPlace, ...] = (ONLY_REPLICA,)
     others: tuple[CoreProcess, ...] = ()
+    groups: ExpertGroups | None = None
 
     def finish(self, timer: PhaseTimer | None = None, front: FrontEndParts | None = None) -> FrontEndParts:
         """Build the front-end, then wait for the core.
@@ -138,7 +153,7 @@ class EngineStart:
     def launcher(self) -> CoreLauncher:
         """Starts a process that takes the place of the core, which is ready, when that has ended; does not keep it."""
         config = with_num_blocks(self.config, self.core.wait_ready().num_blocks)
-        return CoreLauncher(config, self.logits_processors, self.places)
+        return CoreLauncher(config, self.logits_processors, self.places, self.groups)
 
     def cancel(self) -> None:
         """End the cores' processes, which have nothing to tidy up yet."""
@@ -187,8 +202,14 @@ def begin_start(
     if spare is not None:
         spare.close()
     places = tuple(replica_places(config, detect_platform(config.device.device)))
-    cores = [launch_core(replica_config(config, index), names, place=place) for index, place in enumerate(places)]
-    return EngineStart(config, cores[0], names, model_dir, places, tuple(cores[1:]))
+    groups = None
+    if config.parallel.replicas_share_experts:
+        groups = ExpertGroups(len(places), config.supervision.rank_timeout_s)
+    cores = [
+        launch_core(replica_config(config, index), names, place=place, groups=groups)
+        for index, place in enumerate(places)
+    ]
+    return EngineStart(config, cores[0], names, model_dir, places, tuple(cores[1:]), groups)
 
 
 def refuse_launched(config: QuireConfig) -> None:

@@ -81,16 +81,12 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._is_closed = self._is_resting = self._is_holding = False
-        self.weight_version = ""
-        self.is_paused = False
-        self.num_restarts = 0
-        self.num_resumed = 0
-        self._num_failed_restarts = 0
+        self.weight_version, self.is_paused = "", False
+        self.num_restarts = self.num_resumed = 0
+        self._num_failed_restarts = self._num_steps = self._num_reports = 0
         self._has_lost_cores = False  # since all that is here has advanced
-        self._num_steps = 0
         self._last_stats: SchedulerStats | None = None
         self._report: asyncio.Task[Path | None] | None = None
-        self._num_reports = 0
 
     @property
     def core_pid(self) -> int | None:
@@ -382,7 +378,8 @@ class Supervisor:
         self._has_lost_cores = True
         requests = [(one.message, one.num_deaths) for one in self._live.values()]
         report = partial(write_crash_report, core.remains(), reason, requests, self._last_stats)
-        self._report = asyncio.ensure_future(self._write_report(report))  # beside the restart
+        if not core.has_ended_with_group:
+            self._report = asyncio.ensure_future(self._write_report(report))  # beside the restart
         self._restarting = asyncio.ensure_future(self._restart(reason))
 
     async def _write_report(self, write: Callable[[], Path | None]) -> Path | None:
@@ -399,10 +396,9 @@ class Supervisor:
         waiting = asyncio.get_running_loop().call_later(UNAVAILABLE_S, self._on_unavailable)
         try:
             await asyncio.to_thread(self._core.close)
-            is_narrowed = self._fail_unrecoverable()
+            is_expected = self._fail_unrecoverable()
             while not self._is_closed and not self._is_resting:
-                self._num_failed_restarts += not is_narrowed
-                is_narrowed = False
+                self._num_failed_restarts += not is_expected
                 if self._num_failed_restarts > self._max_restarts:
                     raise self._restart_limit_error(reason, None if self._report is None else await self._report)
                 try:
@@ -412,9 +408,10 @@ class Supervisor:
                     logger.error("the engine core cannot be restarted: %s", error)
                     reason = error.message
                     self._on_unavailable()
+                    is_expected = self._core.has_ended_with_group
                     await asyncio.sleep(RETRY_S * 2**self._num_failed_restarts)
         except EngineDeadError as error:
-            self._give_up(error)
+            self.give_up(error)
         finally:
             waiting.cancel()
             self._restarting = None
@@ -439,18 +436,19 @@ class Supervisor:
         """Count the death against the requests that were with the core; end aborted ones, and the one that kills it.
 
         Returns:
-            True when fewer are suspects now than before, so that this death was of use.
+            True when fewer are suspects now than before, and where the core ended because another one did.
         """
+        is_own = not self._core.has_ended_with_group
         for handle, live in list(self._live.items()):
             if live.is_aborting:
                 self._end_aborted(handle)
             elif live.is_sent:
                 live.is_sent = False
                 live.was_lost = True
-                live.num_deaths += 1
-        accused = {handle for handle, live in self._live.items() if live.num_deaths >= SUSPECT_DEATHS}
+                live.num_deaths += is_own
+        accused = {handle for handle, live in self._live.items() if is_own and live.num_deaths >= SUSPECT_DEATHS}
         if not accused:
-            return False
+            return not is_own
         faulty = self._bisector.report_failure(accused)
         if faulty is None:
             return True
@@ -493,7 +491,8 @@ class Supervisor:
             live.message = dataclasses.replace(live.message, queue_timeout_s=left_s)
         self._send(live)
 
-    def _give_up(self, error: EngineDeadError) -> None:
+    def give_up(self, error: EngineDeadError) -> None:
+        """Start no other core: requests end, or go elsewhere."""
         self._is_closed = True
         self._on_unavailable()
         self._live.clear()

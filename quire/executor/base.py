@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.core.computed_step import ComputedStep
+from quire.core.expert_group import LockStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
@@ -43,6 +44,11 @@ class Executor(ABC):
         Raises:
             ValidationError: the worker has no such method.
         """
+
+    @property
+    def lock_step(self) -> LockStep | None:
+        """With replicas that share experts with this one; None = there are none."""
+        return None
 
     @property
     def rank_pids(self) -> Sequence[int | None]:

@@ -17,6 +17,7 @@ import msgspec
 
 from quire import envs
 from quire.config.engine import QuireConfig
+from quire.core.expert_group import ExpertGroup
 from quire.core.wire import ErrorInfo
 from quire.distributed.host_links import HostListener, HostPlan, join_host, new_key
 from quire.distributed.launch import Launch
@@ -248,7 +249,7 @@ class LaunchedExecutor(MultiprocExecutor):
         for link in group.links:
             link.send(Start())
 
-    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float) -> Seat:
+    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float, experts: ExpertGroup | None) -> Seat:
         """Let the other ranks join."""
         group = self._group.open(timeout_s)
         self._region_fds += [fd for fd in (group.own.region, *group.own.stages) if fd is not None]

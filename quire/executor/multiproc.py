@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.config.engine import QuireConfig
 from quire.core.computed_step import ComputedStep
+from quire.core.expert_group import ExpertGroup
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import SchedulerOutput
 from quire.distributed.seat import Seat
@@ -28,9 +29,6 @@ from quire.sample.logits_processor import ProcessorSource
 
 logger = get_logger(__name__)
 
-# Of the time after which the core's process counts as hung: a missing rank is named before that.
-TIMEOUT_SHARE = 0.75
-
 
 class MultiprocExecutor(UniProcExecutor):
     """As `UniProcExecutor`, with ranks beside it. `call_worker` is for rank 0.
@@ -40,7 +38,12 @@ class MultiprocExecutor(UniProcExecutor):
     """
 
     def __init__(
-        self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
+        self,
+        config: QuireConfig,
+        platform: Platform,
+        logits_processors: Sequence[ProcessorSource] = (),
+        *,
+        experts: ExpertGroup | None = None,
     ) -> None:
         self._failure: str | None = None
         self._on_failure: Callable[[str], None] | None = None
@@ -49,12 +52,12 @@ class MultiprocExecutor(UniProcExecutor):
         self._cache_fds: tuple[int, ...] = ()
         size = config.parallel.num_ranks
         if size == 1:
-            super().__init__(config, platform, logits_processors)
+            super().__init__(config, platform, logits_processors, experts=experts)
             return
         self._region_fds: list[int] = []
         try:
-            seat = self._start_ranks(config, size, TIMEOUT_SHARE * config.supervision.hang_timeout_s)
-            super().__init__(config, platform, logits_processors, seat)
+            seat = self._start_ranks(config, size, config.supervision.rank_timeout_s, experts)
+            super().__init__(config, platform, logits_processors, seat, experts)
             for process in self._ranks:
                 process.wait_ready()
         except BaseException:
@@ -65,7 +68,7 @@ class MultiprocExecutor(UniProcExecutor):
                 os.close(fd)
         logger.info("%d ranks compute the model; processes of ranks 1 to %d: %s", size, size - 1, self.rank_pids)
 
-    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float) -> Seat:
+    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float, experts: ExpertGroup | None) -> Seat:
         """Start the other ranks, which become `_ranks`; the seat of this one. `_region_fds` are closed when all are
         loaded.
         """
@@ -75,7 +78,8 @@ class MultiprocExecutor(UniProcExecutor):
         fds = self._cache_fds = make_shared_pages(size) if config.has_kv_tier else ()
         stage_size = size // num_stages
         for rank in range(1, size):
-            setup = RankSetup(config, rank, size, fd, stage_fds[rank // stage_size], timeout_s, os.getpid(), fds)
+            stage_fd = stage_fds[rank // stage_size]
+            setup = RankSetup(config, rank, size, fd, stage_fd, timeout_s, os.getpid(), fds, experts)
             self._ranks.append(RankProcess(setup, self._end))
         return Seat(
             rank=0, size=size, fd=fd, num_stages=num_stages, stage_fd=stage_fds[0], timeout_s=timeout_s, cache_fds=fds

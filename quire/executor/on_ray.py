@@ -14,6 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from quire.config.engine import QuireConfig
+from quire.core.expert_group import ExpertGroup
 from quire.distributed.seat import Seat
 from quire.errors import EngineDeadError, QuireError
 from quire.executor.host_memory import HostInfo, OpenGroup
@@ -86,7 +87,7 @@ class RayExecutor(MultiprocExecutor):
         QuireError: whatever keeps the model from loading, on any rank.
     """
 
-    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float) -> Seat:
+    def _start_ranks(self, config: QuireConfig, size: int, timeout_s: float, experts: ExpertGroup | None) -> Seat:
         """Place the other ranks and connect to them."""
         cluster = self._cluster = RayCluster()
         parallel = config.parallel

@@ -15,6 +15,7 @@ import msgspec
 
 from quire import envs
 from quire.config.engine import QuireConfig
+from quire.core.expert_group import ExpertGroup
 from quire.core.wire import ErrorInfo
 from quire.errors import CommunicationError, QuireError
 from quire.logger import configure_logging, get_logger
@@ -33,6 +34,7 @@ class RankSetup(msgspec.Struct, frozen=True):
         stage_fd: of that of the ranks of this pipeline stage; None = it is not needed.
         timeout_s: for which a rank waits for another.
         cache_fds: as of `Seat`; inherited, too.
+        experts: place of the group among replicas that share experts; its descriptors are inherited, too.
     """
 
     config: QuireConfig
@@ -43,6 +45,7 @@ class RankSetup(msgspec.Struct, frozen=True):
     timeout_s: float
     parent_pid: int
     cache_fds: tuple[int, ...] = ()
+    experts: ExpertGroup | None = None
 
 
 class RankAnswer(msgspec.Struct, frozen=True):
@@ -88,7 +91,7 @@ def _load(setup: RankSetup):  # type: ignore[no-untyped-def]  # the class is loa
             rank=setup.rank, size=setup.size, fd=setup.fd, timeout_s=setup.timeout_s, stage_fd=setup.stage_fd,
             num_stages=setup.config.parallel.pipeline_parallel_size, cache_fds=setup.cache_fds,
         )  # fmt: skip
-        worker = Worker(setup.config, detect_platform(setup.config.device.device), (), seat)
+        worker = Worker(setup.config, detect_platform(setup.config.device.device), (), seat, setup.experts)
         gc.freeze()
     return worker
 

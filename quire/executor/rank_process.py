@@ -89,8 +89,10 @@ class RankProcess:
         # The child inherits it: a Ctrl-C is for this process, and would be a traceback while the child imports.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         ready_fd, child_fd = os.pipe()
-        stage_fd = self._setup.stage_fd
-        regions = (self._setup.fd,) if stage_fd is None else (self._setup.fd, stage_fd)
+        stage_fd, experts = self._setup.stage_fd, self._setup.experts
+        regions = [self._setup.fd] if stage_fd is None else [self._setup.fd, stage_fd]
+        if experts is not None:
+            regions += experts.fds
         try:
             self._child = start_module(
                 RANK_MODULE,

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.config.engine import QuireConfig
 from quire.core.computed_step import ComputedStep
+from quire.core.expert_group import ExpertGroup, LockStep
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
@@ -27,6 +28,7 @@ class UniProcExecutor(Executor):
         platform: the machine.
         logits_processors: custom processors, classes or "module:Class".
         seat: the worker's place among the processes that compute the model; None = it does so alone.
+        experts: its place among replicas that share experts; None = it has all.
 
     Raises:
         QuireError: whatever keeps the model from loading.
@@ -38,8 +40,14 @@ class UniProcExecutor(Executor):
         platform: Platform,
         logits_processors: Sequence[ProcessorSource] = (),
         seat: Seat | None = None,
+        experts: ExpertGroup | None = None,
     ) -> None:
-        self._worker: Worker | None = Worker(config, platform, load_processors(logits_processors), seat)
+        self._worker: Worker | None = Worker(config, platform, load_processors(logits_processors), seat, experts)
+
+    @property
+    def lock_step(self) -> LockStep | None:
+        """As `Worker.lock_step`."""
+        return self._live_worker().lock_step
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """As `Worker.kv_cache_specs`."""

@@ -7,6 +7,7 @@ and multiplied, holds no tensors: those are parameters, buffers or modules of it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TypedDict
 
 import torch
@@ -134,6 +135,10 @@ def _modules(layer: ExpertLinear) -> nn.ModuleList:
     return modules
 
 
+ComputeRows = Callable[[torch.Tensor, Routing, bool], torch.Tensor]
+"""Of vectors, which have one row for each token, or the rows already, the rows of the experts: a row for a row."""
+
+
 class ExpertKernels:
     """The operations of mixtures of experts besides their products; a token's result depends on no other token."""
 
@@ -159,9 +164,9 @@ class ExpertKernels:
         """The routing with rows sorted by other numbers of the experts: `slots`, [num_experts] int32."""
         return reference.arrange(routing, slots)
 
-    def gathered(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """The rows of all experts, of which this rank may have computed some: as they are, where there is one."""
-        return rows
+    def on_all_ranks(self, x: torch.Tensor, routing: Routing, are_rows: bool, compute: ComputeRows) -> torch.Tensor:
+        """The rows of all experts, `compute(x, routing, are_rows)`, of which other ranks may compute some."""
+        return compute(x, routing, are_rows)
 
     def combine(
         self,

@@ -15,7 +15,7 @@ import torch
 from quire.config.expert_placement import ExpertPlaces
 from quire.config.model_arch import RouterArch
 from quire.kernels.routing import Routing
-from quire.layers.experts import ExpertKernels, ExpertLinear, ExpertsMethod
+from quire.layers.experts import ComputeRows, ExpertKernels, ExpertLinear, ExpertsMethod
 from quire.layers.sharding import OwnRows, Shards
 from quire.layers.weight_target import WeightTarget
 
@@ -26,19 +26,21 @@ class PlacedExperts(ExpertsMethod):
 
     Attributes:
         inner: stores and multiplies them.
-        shards: the other ranks.
+        rank: among those that have experts.
         places: where which experts are.
+        takes_all_rows: it is given the rows of all experts, in the order of slots; else those of its own.
     """
 
     inner: ExpertsMethod
-    shards: Shards
+    rank: int
     places: ExpertPlaces
+    takes_all_rows: bool = True
 
     def create_weights(self, layer: ExpertLinear, dtype: torch.dtype, device: torch.device) -> None:
         """Register `own`."""
         placement = self.places.of(layer.num_experts)
         layer.__dict__["placement"] = placement
-        layer.__dict__["own_experts"] = own = placement.own(self.shards.rank)
+        layer.__dict__["own_experts"] = own = placement.own(self.rank)
         layer.own = ExpertLinear(len(own), layer.input_size, layer.output_size, self.inner, dtype, device, bias=False)
 
     def row_target(self, layer: ExpertLinear, expert: int, first_row: int, num_rows: int) -> WeightTarget:
@@ -67,8 +69,10 @@ class PlacedExperts(ExpertsMethod):
         if layer.bias is not None and own.bias is None:  # at the first product all weights are loaded
             index = torch.tensor(layer.__dict__["own_experts"])
             own.bias = torch.nn.Parameter(layer.bias[index].contiguous(), requires_grad=False)
-        firsts, rank = layer.__dict__["placement"].firsts, self.shards.rank
-        return own, starts[firsts[rank] : firsts[rank + 1] + 1]
+        if not self.takes_all_rows:
+            return own, starts
+        firsts = layer.__dict__["placement"].firsts
+        return own, starts[firsts[self.rank] : firsts[self.rank + 1] + 1]
 
 
 def _own(layer: ExpertLinear) -> ExpertLinear:
@@ -114,8 +118,9 @@ class PlacedExpertKernels(ExpertKernels):
         """As on one rank."""
         return self._kernels.arrange(routing, slots)
 
-    def gathered(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def on_all_ranks(self, x: torch.Tensor, routing: Routing, are_rows: bool, compute: ComputeRows) -> torch.Tensor:
         """Those of other ranks' experts come from there."""
+        rows = compute(x, routing, are_rows)
         firsts = self._places.of(len(routing.starts) - 1).firsts
         self._shards.communicator.gather_groups(rows, routing.starts, firsts)
         return rows

@@ -86,7 +86,7 @@ class ShardedKernels(LayerKernels):
     def experts_method(self, output_size: int, input_size: int) -> ExpertsMethod:
         """Every expert divided by outputs, or whole experts."""
         if self._places is not None:
-            return PlacedExperts(self._kernels.experts_method(output_size, input_size), self._shards, self._places)
+            return PlacedExperts(self._kernels.experts_method(output_size, input_size), self._shards.rank, self._places)
         widths = self._shards.widths(output_size)
         if widths is None:
             return self._kernels.experts_method(output_size, input_size)

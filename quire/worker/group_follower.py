@@ -23,6 +23,7 @@ from quire.worker.group_messages import (
     DraftLogits,
     EndCall,
     ForwardStep,
+    JoinPass,
     Meet,
     ProfileSteps,
     SampleLogits,
@@ -30,6 +31,7 @@ from quire.worker.group_messages import (
 )
 from quire.worker.group_profile import GroupProfile
 from quire.worker.group_steps import GroupStep
+from quire.worker.lock_step import ReplicaLockStep
 from quire.worker.step_channel import StepChannel
 
 
@@ -43,6 +45,7 @@ class GroupFollower:
         drafts: of a model that drafts.
         profile: records what is computed, where rank 0 says so.
         transfers: swaps blocks; None = there is no swap space.
+        lock_step: with other replicas; None = this one computes by itself.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class GroupFollower:
         drafts: GroupDrafts,
         profile: GroupProfile,
         transfers: BlockTransfers | None = None,
+        lock_step: ReplicaLockStep | None = None,
     ) -> None:
         self._communicator = communicator
         self._all_ranks = all_ranks
@@ -68,6 +72,7 @@ class GroupFollower:
         self._drafts = drafts
         self._profile = profile
         self._transfers = transfers
+        self._lock_step = lock_step
 
     @torch.inference_mode()
     def run(self) -> EndCall:
@@ -94,6 +99,9 @@ class GroupFollower:
                 self._all_ranks.barrier()
             elif isinstance(message, EndCall):
                 return message
+            elif isinstance(message, JoinPass):
+                assert self._lock_step is not None, "rank 0 has other replicas, as all have"
+                self._lock_step.pass_empty()
             else:
                 assert isinstance(message, SwapBlocks), "the cache is allocated once"
                 self._swap(message)

@@ -154,7 +154,11 @@ class EndCall(msgspec.Struct, frozen=True, tag="end_call"):
     is_last: bool = False
 
 
+class JoinPass(msgspec.Struct, frozen=True, tag="join"):
+    """Take part in a pass of other replicas, without tokens: this one has none."""
+
+
 GroupMessage = (
     InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet | CopySlots | DraftForward | DraftLogits
-    | ProfileSteps | EndCall
+    | ProfileSteps | EndCall | JoinPass
 )  # fmt: skip

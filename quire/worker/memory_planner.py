@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from quire.config.model_arch import ModelArch
@@ -41,7 +42,11 @@ class MemoryPlanner:
         self._free_bytes = ops.memory.free_bytes()
         self._num_ranks, self._total_ranks = setup.num_local_ranks, setup.num_ranks
         self._utilization = setup.config.cache.memory_utilization
-        workspace_bytes = estimate_workspace_bytes(setup.arch, setup.limits, setup.dtype.itemsize)
+        limits = setup.limits
+        if setup.experts is not None:  # whose tokens may all come to the experts of one
+            num_tokens = setup.experts.num_replicas * limits.max_num_batched_tokens
+            limits = dataclasses.replace(limits, max_num_batched_tokens=num_tokens)
+        workspace_bytes = estimate_workspace_bytes(setup.arch, limits, setup.dtype.itemsize)
         self._draft_weights_bytes = 0
         if draft_arch is not None:  # it works when the target does not
             draft_bytes = estimate_workspace_bytes(draft_arch, setup.limits, setup.dtype.itemsize)
@@ -79,6 +84,8 @@ class MemoryPlanner:
             setup.config.model.quantization,
             kept_bytes(setup.config),
         )
+        if setup.experts is not None:
+            weights_bytes = int(weights_bytes * _own_share(setup.arch, setup.experts.num_replicas))
         plan_memory(
             free_bytes=self._free_bytes,
             utilization=self._utilization,
@@ -150,3 +157,10 @@ class MemoryPlanner:
         return num_scratch * sum(spec.page_size_bytes for spec in specs.values()) + useful_bytes(
             specs, self._setup.config.cache, limits.max_model_len, limits.max_num_seqs, limits.num_drafts
         )
+
+
+def _own_share(arch: ModelArch, num_replicas: int) -> float:
+    """Of a model's weights, what one of several replicas has that share experts."""
+    size = arch.hidden_size
+    experts = sum(layer.moe.num_expert_weights(size) for layer in arch.layers if layer.moe is not None)
+    return 1.0 - experts / (arch.num_layer_weights + arch.num_table_weights) * (1.0 - 1.0 / num_replicas)

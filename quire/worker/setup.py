@@ -8,6 +8,7 @@ import torch
 
 from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
+from quire.core.expert_group import ExpertGroup
 from quire.core.memory_budget import StepLimits
 from quire.distributed.seat import Seat
 from quire.platforms.interface import Platform
@@ -29,6 +30,7 @@ class WorkerSetup:
         block_size: tokens per block.
         num_threads: for computing on the CPU, of each rank.
         seat: this process's place in a group that computes the model; None = it does so alone.
+        experts: the replica's place among those that share experts; None = it has all.
     """
 
     config: QuireConfig
@@ -40,6 +42,7 @@ class WorkerSetup:
     block_size: int
     num_threads: int
     seat: Seat | None = None
+    experts: ExpertGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -62,7 +65,9 @@ class WorkerSetup:
         return 1 if self.seat is None else len(self.seat.local_ranks)
 
 
-def make_setup(config: QuireConfig, platform: Platform, seat: Seat | None = None) -> WorkerSetup:
+def make_setup(
+    config: QuireConfig, platform: Platform, seat: Seat | None = None, experts: ExpertGroup | None = None
+) -> WorkerSetup:
     """The setup of a config that went through `resolve`."""
     hint = "is missing: the config did not go through config.resolve"
     assert config.arch is not None, f"arch {hint}"
@@ -87,4 +92,5 @@ def make_setup(config: QuireConfig, platform: Platform, seat: Seat | None = None
         block_size=config.cache.block_size,
         num_threads=config.device.num_threads or platform.num_cpus,
         seat=seat,
+        experts=experts,
     )

@@ -6,6 +6,7 @@ Made and called by an executor. Owns the model and the KV cache for the life of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quire.config.profiler import ProfilerConfig
 from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import num_scratch_blocks
 from quire.core.engine_messages import EngineCoreOutputs
+from quire.core.expert_group import ExpertGroup
 from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import AttentionSpec, KVCacheConfig, KVCacheSpec
 from quire.core.memory_parts import MemoryPart
@@ -60,13 +62,14 @@ from quire.worker.group_caches import caches_of_group
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
-from quire.worker.group_messages import EndCall, InitCache, StageReport
+from quire.worker.group_messages import EndCall, InitCache, JoinPass, StageReport
 from quire.worker.group_profile import GroupProfile
 from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
 from quire.worker.kv_tier import AnyBlocks, KVTierWorker
 from quire.worker.late_rows import LateRows
+from quire.worker.lock_step import LockStepModel, ReplicaLockStep
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
 from quire.worker.offloading import OffloadingWorker
@@ -87,6 +90,7 @@ class Worker:
         platform: the machine, with the config's device.
         custom_processors: logits processors of the engine's owner.
         seat: this process's place among those that compute the model; None = it does so alone.
+        experts: the place of these among replicas that share experts; None = they have all.
 
     Raises:
         ModelError: the model directory or its weights are unusable.
@@ -99,9 +103,10 @@ class Worker:
         platform: Platform,
         custom_processors: Sequence[type[ProcessorKind]] = (),
         seat: Seat | None = None,
+        experts: ExpertGroup | None = None,
     ) -> None:
         keep_freed_memory()
-        self._setup = setup = make_setup(config, platform, seat)
+        self._setup = setup = make_setup(config, platform, seat, experts)
         self._custom_processors = tuple(custom_processors)
         self._acceptance = acceptance_options(config.speculative)
         self._ops = ops = make_device_ops(setup)
@@ -128,6 +133,11 @@ class Worker:
         if self._aux is not None:
             assert isinstance(self._model, DecoderForCausalLM), "heads need a decoder"
             self._model.model.aux_states = self._aux
+        self._lock_step: ReplicaLockStep | None = None
+        self._step_model = self._model
+        if ops.experts is not None:
+            self._lock_step = ReplicaLockStep(ops.experts, self.model, setup.dtype)
+            self._step_model = LockStepModel(self._model, ops.experts)
         self._channel = StepChannel(ops.communicator, ops.stage)
         self._stages: list[StageReport] | None = None
         self._runner: ModelRunner | Profile[ModelRunner] | None = None
@@ -142,6 +152,11 @@ class Worker:
         """The loaded model."""
         assert isinstance(self._model, torch.nn.Module)
         return self._model
+
+    @property
+    def lock_step(self) -> ReplicaLockStep | None:
+        """With replicas that share experts; None = there are none."""
+        return self._lock_step
 
     @property
     def communicator(self) -> Communicator:
@@ -322,9 +337,9 @@ class Worker:
             ops.attention.sparse = BlockTopK(setup.config.cache.sparse_attention_blocks, setup.block_size)
             make_graphs = no_graphs  # what a token attends to is chosen in Python
         if self._aux is None:
-            graphs = make_graphs(self._model, attention, step_tables)
+            graphs = make_graphs(self._step_model, attention, step_tables)
         else:
-            graphs = GraphsWithAux(make_graphs, self._model, attention, step_tables, self._aux)
+            graphs = GraphsWithAux(make_graphs, self._step_model, attention, step_tables, self._aux)
         requests = RequestStates(max_num_seqs, max_model_len, vocab_size)
         logprobs_mode = setup.config.model.logprobs_mode
         acceptance = None
@@ -334,7 +349,7 @@ class Worker:
         if isinstance(step_tables, StepTables):
             group, drafts = self._join_group(step_tables, block_tables, attention, graphs, kv_caches.transfers)
         self._runner = ModelRunner(
-            self._model,
+            self._step_model,
             requests,
             block_tables,
             sampling,
@@ -350,7 +365,7 @@ class Worker:
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)
         has_head = ops.stage is None or ops.stage.is_first
-        warm_up(self._model, attention, block_tables, num_tokens, ops.device, has_head=has_head)
+        warm_up(self._step_model, attention, block_tables, num_tokens, ops.device, has_head=has_head)
         if setup.limits.num_drafts and group is None and not any(block_tables.has_state):
             capture_steps(graphs, ops.device)
         if self._drafter is not None:
@@ -379,7 +394,7 @@ class Worker:
         """This rank's part of what several do: rank 0 leads, others follow."""
         ops, dtype = self._ops, self._setup.dtype
         late_rows = None if ops.stage is None else self._late_rows(ops.stage)
-        step = GroupStep(self._model, graphs, attention, tables, ops.device, ops.stage, self._aux)
+        step = GroupStep(self._step_model, graphs, attention, tables, ops.device, ops.stage, self._aux)
         group = GroupLead(
             ops.communicator, self._channel, self._model, step, block_tables, ops.abort, ops.all_ranks, late_rows
         )
@@ -388,8 +403,10 @@ class Worker:
         self._group_profile = profile = GroupProfile(ops.all_ranks, config, self._record, group)
         self._follower = GroupFollower(
             ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, dtype, drafts, profile,
-            transfers,
+            transfers, self._lock_step,
         )  # fmt: skip
+        if self._lock_step is not None and not self._setup.rank:
+            self._lock_step.tell = partial(group.send, JoinPass())
         return group, drafts
 
     def _late_rows(self, stage: PipelineStage) -> LateRows:
@@ -463,6 +480,9 @@ class Worker:
 
     def execute_model(self, scheduled: SchedulerOutput) -> ComputedStep:
         """Compute a step's tokens."""
+        if self._lock_step is not None:
+            with self._lock_step.together():
+                return self._ready_runner().execute_model(scheduled)
         return self._ready_runner().execute_model(scheduled)
 
     def sample_tokens(self, computed: ComputedStep, grammar: GrammarBitmask | None = None) -> ModelRunnerOutput:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from quire import LLM, SamplingParams
+from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import StructuredOutputsParams
 from tests.parallel.ranks import ranks_as_threads
 
@@ -86,12 +87,19 @@ def answers(
     sizes = {"tensor_parallel_size": num_ranks, "pipeline_parallel_size": num_stages}
     with ranks_as_threads(), LLM(str(model), **{**SETTINGS, **sizes, **settings}) as llm:
         for _ in range(2):
-            for output in llm.generate(prompts, params, use_tqdm=False):
-                read = [line for line in output.prompt_logprobs or [] if line is not None]
-                of_prompt = tuple(entry.logprob for line in read for entry in line.values())
-                for completion in output.outputs:
-                    assert completion.logprobs is not None
-                    lines = zip(completion.logprobs, completion.token_ids, strict=True)
-                    scores = tuple(line[token].logprob for line, token in lines)
-                    found.append((tuple(completion.token_ids), scores, of_prompt))
+            found += answers_of(llm.generate(prompts, params, use_tqdm=False))
+    return found
+
+
+def answers_of(outputs: Iterable[RequestOutput]) -> Answers:
+    """Tokens and log-probabilities, of the prompts too."""
+    found: Answers = []
+    for output in outputs:
+        read = [line for line in output.prompt_logprobs or [] if line is not None]
+        of_prompt = tuple(entry.logprob for line in read for entry in line.values())
+        for completion in output.outputs:
+            assert completion.logprobs is not None
+            lines = zip(completion.logprobs, completion.token_ids, strict=True)
+            scores = tuple(line[token].logprob for line, token in lines)
+            found.append((tuple(completion.token_ids), scores, of_prompt))
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -30,12 +31,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replicas", type=int, default=1, help="more than one: they share experts; cores are killed")
     parser.add_argument("--experts", action="store_true", help="a small Mixtral, with whole experts on the ranks")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        if args.experts:
+        has_experts = args.experts or args.replicas > 1
+        if has_experts:
             CASES["mixtral"].write(Path(directory))
-        sys.exit(kill(args, directory if args.experts else "leaf", WHOLE if args.experts else {}))
+        sys.exit(kill(args, directory if has_experts else "leaf", WHOLE if has_experts else {}))
 
 
 def kill(args: argparse.Namespace, model: str, settings: Mapping[str, Any]) -> int:
@@ -43,15 +46,20 @@ def kill(args: argparse.Namespace, model: str, settings: Mapping[str, Any]) -> i
     rng = random.Random(args.seed)
     requests = serving.make_requests(16, 60)
     expected = serving.expected_answers(model, requests)
-    sizes = {"tensor_parallel_size": args.ranks, "pipeline_parallel_size": args.stages}
+    sizes = {
+        "tensor_parallel_size": args.ranks, "pipeline_parallel_size": args.stages, "data_parallel_size": args.replicas,
+    }  # fmt: skip
     engine = AsyncLLM.from_config(build_config(model=model, **sizes, **settings, **serving.SETTINGS))
-    num_kills = [0] * args.ranks * args.stages
+    per_replica = args.ranks * args.stages
+    num_kills = [0] * per_replica * args.replicas
 
     def victim(engine: AsyncLLM) -> int | None:
-        assert engine.core_pid is not None
-        rank = sum(num_kills) % len(num_kills)
-        num_kills[rank] += 1
-        return engine.core_pid if rank == 0 else children_of(engine.core_pid)[rank - 1]
+        number = sum(num_kills) % len(num_kills)
+        num_kills[number] += 1
+        replica, rank = divmod(number, per_replica)
+        core_pid = children_of(os.getpid())[replica] if args.replicas > 1 else engine.core_pid
+        assert core_pid is not None
+        return core_pid if rank == 0 else children_of(core_pid)[rank - 1]
 
     async def kill_one_by_one() -> int:
         """A request that meets too many deaths is ended, as one that causes them; so one for each round."""
@@ -60,7 +68,7 @@ def kill(args: argparse.Namespace, model: str, settings: Mapping[str, Any]) -> i
 
     num_different = asyncio.run(kill_one_by_one())
     engine.shutdown()
-    print(f"kills by rank: {num_kills}")
+    print(f"kills by rank, replica by replica: {num_kills}")
     print(f"{num_different} answers differ")
     return int(num_different > 0)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from quire.config.engine import QuireConfig
+from quire.core.expert_group import ExpertGroup
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import make_region, make_stage_regions
 from quire.distributed.shared_pages import make_shared_pages
@@ -31,7 +32,12 @@ class ThreadedRanks(UniProcExecutor):
     """As `MultiprocExecutor`, without its processes."""
 
     def __init__(
-        self, config: QuireConfig, platform: Platform, logits_processors: Sequence[ProcessorSource] = ()
+        self,
+        config: QuireConfig,
+        platform: Platform,
+        logits_processors: Sequence[ProcessorSource] = (),
+        *,
+        experts: ExpertGroup | None = None,
     ) -> None:
         size, num_stages = config.parallel.num_ranks, config.parallel.pipeline_parallel_size
         fd, stage_fds = make_region(size), make_stage_regions(size, num_stages)
@@ -47,7 +53,7 @@ class ThreadedRanks(UniProcExecutor):
 
         def load(rank: int) -> None:
             try:
-                others[rank] = Worker(config, platform, (), seat(rank))
+                others[rank] = Worker(config, platform, (), seat(rank), experts)
             except BaseException as error:
                 others[rank] = error
 
@@ -55,7 +61,7 @@ class ThreadedRanks(UniProcExecutor):
             loading = [threading.Thread(target=load, args=(rank,)) for rank in range(1, size)]
             for thread in loading:
                 thread.start()
-            super().__init__(config, platform, logits_processors, seat(0))
+            super().__init__(config, platform, logits_processors, seat(0), experts)
             for thread in loading:
                 thread.join()
         finally:

@@ -47,7 +47,7 @@ def test_experts_are_placed_as_a_file_says_and_a_rank_reads_and_keeps_its_own_al
 
     def creating(self: PlacedExperts, layer: Any, *args: Any) -> None:
         create_weights(self, layer, *args)
-        num_bytes[self.shards.rank] += sum(one.nbytes for one in layer.own.buffers())
+        num_bytes[self.rank] += sum(one.nbytes for one in layer.own.buffers())
 
     monkeypatch.setattr(PackedRows, "load", reading)
     monkeypatch.setattr(PlacedExperts, "create_weights", creating)

@@ -37,12 +37,13 @@ class MortalCore(HandCore):
     Attributes:
         index: of its replica.
         is_dead: it does nothing any more.
+        has_ended_with_group: another one, with which it shares experts, was the cause.
     """
 
     def __init__(self, index: int = 0, max_num_seqs: int = 4) -> None:
         super().__init__(max_num_seqs)
         self.index = index
-        self.is_dead = False
+        self.is_dead = self.has_ended_with_group = False
         self.pid = 1000 + index
         self._on_exit: Callable[..., None] = lambda *_: None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 from quire import LLM, SamplingParams
+from tests.models.families.cases import CASES
 from tests.robustness import kill_matrix
 from tests.robustness.server_process import ServerProcess, children_of
 from tests.robustness.survive import undisturbed
@@ -38,8 +39,8 @@ def test_two_replicas_say_the_same_when_one_is_killed_and_metrics_have_both():
     assert bad.status_code == 400 and bad.json()["error"]["param"] == "data_parallel_rank"
 
 
-def test_llm_with_two_replicas_generates_what_one_does_and_is_profiled_in_one_trace(tmp_path):
-    prompts = [f"Once {word}" for word in ("upon", "there", "a", "in", "the", "when")]
+def test_llm_with_two_replicas_that_share_experts_generates_what_one_does_and_is_profiled_in_one_trace(tmp_path):
+    prompts = [{"prompt_token_ids": [5 + 7 * i + j for j in range(2 + 5 * i)]} for i in range(6)]
     params = [SamplingParams(max_tokens=8, temperature=i % 2, seed=i, logprobs=1) for i in range(len(prompts))]
 
     def run(llm: LLM) -> list:
@@ -51,9 +52,14 @@ def test_llm_with_two_replicas_generates_what_one_does_and_is_profiled_in_one_tr
         finally:
             llm.llm_engine.shutdown()
 
+    CASES["mixtral"].write(tmp_path / "model")
+    model = str(tmp_path / "model")
     settings = {"max_model_len": 256, "num_blocks": 64, "num_threads": 1}
-    expected = run(LLM("leaf", profile=str(tmp_path / "one"), **settings))
-    assert run(LLM("leaf", data_parallel_size=2, profile=str(tmp_path / "two"), **settings)) == expected
+    expected = run(LLM(model, profile=str(tmp_path / "one"), **settings))
+    assert (
+        run(LLM(model, data_parallel_size=2, enable_expert_parallel=True, profile=str(tmp_path / "two"), **settings))
+        == expected
+    )
     (file,) = (tmp_path / "two").iterdir()
     events = json.loads(file.read_text())["traceEvents"]
     assert {one["pid"] for one in events if one["name"] == "step: forward"} == {1, 1001}

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -63,6 +64,12 @@ class Communicator {
   void wait_for(int other, bool forever = false);
   void wait_for_all();
 
+  // A number to all ranks, and those of all; calls of other kinds may lie between, operations may not.
+  void announce(int64_t number);
+  std::vector<int64_t> announced();
+  // Another rank has begun an operation that this one has not.
+  bool is_awaited() const;
+
   // Time in operations so far, waits included; of broadcasts, which may wait for work, none.
   int64_t busy_ns() const { return busy_ns_; }
   void add_busy(int64_t ns) { busy_ns_ += ns; }
@@ -105,6 +112,23 @@ class Communicator {
   const char* what_ = "";
   std::vector<std::pair<int, Segment>> parts_;  // of the operation's buffer that this rank has written
   std::unique_ptr<HostLinks> links_;            // the last: its thread writes to the region
+};
+
+// Adds the time of an operation to its communicator's.
+class BusyTime {
+ public:
+  explicit BusyTime(Communicator* communicator) : communicator_(communicator), start_(Clock::now()) {}
+  ~BusyTime() {
+    const auto time = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_);
+    communicator_->add_busy(time.count());
+  }
+  BusyTime(const BusyTime&) = delete;
+  BusyTime& operator=(const BusyTime&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Communicator* communicator_;
+  Clock::time_point start_;
 };
 
 // Columns of a matrix from all ranks: out[i] = the own[i] of rank 0, then that of rank 1, and so on.

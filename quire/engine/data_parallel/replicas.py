@@ -115,7 +115,7 @@ class Replicas:
         self._service = SharedService() if is_fair else None
         self._replicas: dict[int, Replica] = {}
         self._groups: dict[int, int] = {}  # first handle of a group of answers -> its replica
-        self._is_attached = False
+        self._is_lock_step, self._is_attached = config.parallel.replicas_share_experts, False
         self._scaling = asyncio.Lock()
         self._num_restarts_before = self._num_resumed_before = 0
         for index, core in cores.items():
@@ -252,6 +252,9 @@ class Replicas:
         if not self.indexes:
             self.listener.on_dead(error)
             return
+        if self._is_lock_step:  # it has experts of the others
+            self._replicas[self.indexes[0]].supervisor.give_up(error)
+            return
         if self._service is not None:
             self._service.remove_replica(replica.index)
         logger.error("replica %d is given up: %s; %d are left", replica.index, error.message, len(self.indexes))
@@ -282,6 +285,7 @@ class Replicas:
         Raises:
             QuireError: a core cannot be started; the replicas that were added so far stay.
         """
+        self._check_apart("scaled")
         async with self._scaling:
             for index in self.indexes[count:]:
                 await self._retire(self._replicas[index], drain_timeout_s)
@@ -294,12 +298,20 @@ class Replicas:
         Raises:
             QuireError: there is one replica, or one cannot be started again; the others stay as they are.
         """
+        self._check_apart("restarted one by one")
         async with self._scaling:
             if len(self.indexes) < 2:
                 raise ValidationError("one replica cannot be restarted without a pause", hint="add another one first")
             for index in self.indexes:
                 await self._retire(self._replicas[index], drain_timeout_s)
                 await self._start(index)
+
+    def _check_apart(self, what: str) -> None:
+        if self._is_lock_step:
+            raise ValidationError(
+                f"replicas that share experts cannot be {what}: none computes without the others",
+                hint="restart the server, or serve without enable_expert_parallel", field="enable_expert_parallel",
+            )  # fmt: skip
 
     async def _start(self, index: int) -> None:
         core = self._launch(index)
@@ -376,6 +388,7 @@ class Replicas:
         Raises:
             QuireError: as `weight_update.replace_weights`; replicas before that one have the new weights.
         """
+        self._check_apart("given other weights one by one")
         async with self._scaling:
             for index in self.indexes:
                 replica = self._replicas[index]

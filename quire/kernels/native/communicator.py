@@ -15,6 +15,7 @@ from quire.errors import CommunicationError, ShapeError
 from quire.kernels.native.checks import DTYPE_CODES, FLOATS, check_apart, check_size, check_tensor
 from quire.kernels.native.library import load_library
 from quire.kernels.native.runtime import NativeRuntime
+from quire.kernels.shared_rows import ExpertRows, SharedRows
 
 ALIGNMENT = 64
 
@@ -225,6 +226,88 @@ class NativeCommunicator:
             self._native.receive(
                 self._runtime.pool, tensor.data_ptr(), tensor.numel() * tensor.itemsize, source, is_patient
             )
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another rank has begun an operation that this one has not."""
+        return bool(self._native.is_awaited)
+
+    def announce(self, number: int) -> None:
+        """To all ranks; `announced` is this communicator's next call."""
+        with _failing():
+            self._native.announce(number)
+
+    def announced(self) -> list[int]:
+        """What every rank has announced."""
+        with _failing():
+            return list(self._native.announced())
+
+    def dispatch(
+        self, own: ExpertRows, slots: torch.Tensor | None, firsts: Sequence[int], ranks_per_replica: int, num_rows: int
+    ) -> SharedRows:
+        """Send vectors to the ranks that have their experts.
+
+        Args:
+            own: vectors and choices of this replica; alike on all its ranks, of which the first sends.
+            slots: [num_experts] int32: slot of each expert; None = its own number.
+            firsts: first slot of each rank, rising from 0; the last is the number of experts.
+            ranks_per_replica: ranks follow each other replica by replica.
+            num_rows: rows that there is room for; more are an error on all ranks.
+        """
+        check_size("number of firsts", len(firsts), self.size + 1, self.size + 1)
+        check_tensor("x", own.x, (own.x.dtype,), (-1, -1), strided_rows=True)
+        check_tensor("expert_ids", own.expert_ids, (torch.int32,), (-1, -1))
+        num_tokens, num_chosen = own.expert_ids.shape
+        if own.x_rows is None:
+            check_tensor("x", own.x, (own.x.dtype,), (num_tokens, -1), strided_rows=True)
+        else:
+            check_tensor("x_rows", own.x_rows, (torch.int32,), (num_tokens, num_chosen))
+        if slots is not None:
+            check_tensor("slots", slots, (torch.int32,), (firsts[-1],))
+        check_size("num_rows", num_rows, num_tokens * num_chosen)
+        size, num_own = own.x.shape[1], firsts[self.rank + 1] - firsts[self.rank]
+        shared = SharedRows(
+            rows=self._runtime.empty(num_rows, size, dtype=own.x.dtype),
+            starts=self._runtime.empty(num_own + 1, dtype=torch.int32),
+            extent=self._runtime.empty(3, dtype=torch.int32),
+            places=self._runtime.empty(num_tokens, num_chosen, dtype=torch.int32),
+        )
+        item = own.x.itemsize
+        with _failing():
+            fault = self._native.dispatch(
+                self._runtime.pool, ranks_per_replica, list(firsts), own.x.data_ptr(), own.x.stride(0) * item,
+                size * item, own.expert_ids.data_ptr(), 0 if slots is None else slots.data_ptr(),
+                0 if own.x_rows is None else own.x_rows.data_ptr(), num_tokens, num_chosen, len(own.x),
+                shared.rows.data_ptr(), num_rows, shared.starts.data_ptr(), shared.extent.data_ptr(),
+                shared.places.data_ptr(),
+            )  # fmt: skip
+        if fault is not None:
+            raise ShapeError(fault, field="own")
+        return shared
+
+    def collect(
+        self, rows: torch.Tensor, shared: SharedRows, places: torch.Tensor, firsts: Sequence[int],
+        ranks_per_replica: int,
+    ) -> torch.Tensor:  # fmt: skip
+        """The results for this replica's choices: row places[t, j] is that of choice j of token t.
+
+        Args:
+            rows: [rows of `shared`, size]: what this rank has computed of them.
+            shared: of the dispatch before.
+            places: [num_tokens, num_chosen] int32, every row once.
+        """
+        check_tensor("rows", rows, (rows.dtype,), (len(shared.rows), -1))
+        check_tensor("places", places, (torch.int32,), tuple(shared.places.shape))
+        size = rows.shape[1]
+        out = self._runtime.empty(places.numel(), size, dtype=rows.dtype)
+        with _failing():
+            fault = self._native.collect(
+                self._runtime.pool, ranks_per_replica, list(firsts), rows.data_ptr(), len(rows), size * rows.itemsize,
+                shared.extent.data_ptr(), shared.places.data_ptr(), places.data_ptr(), places.numel(), out.data_ptr(),
+            )  # fmt: skip
+        if fault is not None:
+            raise ShapeError(fault, field="shared")
+        return out
 
     def has_room_for(self, sizes: Sequence[int]) -> bool:
         """Whether messages of so many bytes to one rank fit its mailbox together."""

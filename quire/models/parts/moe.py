@@ -95,8 +95,15 @@ class Experts(nn.Module):
         """[num_tokens, size] -> [num_tokens * num_chosen, size]: the rows of all experts."""
         are_rows = self.arch.router.weighs_input
         given = self.operations.spread(x, routing) if are_rows else x
-        rows = self.down_proj.forward(self._activated(given, routing, are_rows), routing, are_rows=True)
-        return self.operations.gathered(rows, routing)
+        return self.operations.on_all_ranks(given, routing, are_rows, self._rows)
+
+    @property
+    def input_size(self) -> int:
+        """Of the vectors."""
+        return self.gate_up_proj.input_size
+
+    def _rows(self, x: torch.Tensor, routing: Routing, are_rows: bool) -> torch.Tensor:
+        return self.down_proj.forward(self._activated(x, routing, are_rows), routing, are_rows=True)
 
     def _activated(self, x: torch.Tensor, routing: Routing, are_rows: bool) -> torch.Tensor:
         arch = self.arch

@@ -9,11 +9,13 @@ import torch
 
 from quire.attention.backends.native_cpu import NativeCpuBackend
 from quire.attention.selector import select_backend
+from quire.config.device import ParallelConfig
 from quire.config.engine import QuireConfig
 from quire.config.expert_placement import ExpertPlaces
 from quire.config.model import ONLINE_QUANTIZATIONS
 from quire.config.pipeline import divide_layers
 from quire.distributed.communicator import Communicator, SingleCommunicator
+from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.pipeline import PipelineStage
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import SharedMemoryCommunicator
@@ -21,6 +23,8 @@ from quire.distributed.shared_pages import SharedPages
 from quire.kernels.native.limits import measure_limits
 from quire.kernels.native.runtime import DEFAULT_SPIN_US, NativeRuntime
 from quire.kernels.native.sampling import MAX_VOCAB_SIZE
+from quire.layers.exchanged_experts import ExchangedKernels
+from quire.layers.kernels import LayerKernels
 from quire.layers.native import NativeKernels
 from quire.layers.quantization import with_quantization
 from quire.layers.sharded import ShardedKernels
@@ -61,11 +65,10 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         NativeKernels(runtime, setup.dtype, quantization if is_online else None), quantization, setup.dtype
     )
     communicator, stage = _communicator(setup, runtime), _stage(setup, runtime)
-    if communicator.size > 1:
-        strategy = config.parallel.expert_placement_strategy if config.parallel.enable_expert_parallel else None
-        places = None if strategy is None else ExpertPlaces(strategy, communicator.size)
-        kernels = ShardedKernels(kernels, Shards(communicator), places)
-    is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers"
+    experts = _experts(setup, runtime)
+    kernels = _divided(config.parallel, kernels, communicator, experts)
+    # Calls of steps with other replicas differ by the tokens of those.
+    is_recording = not config.model.enforce_eager and config.model.model_impl != "transformers" and experts is None
     record = partial(RecordedSteps, runtime, vocab_size=vocab_size)
     return DeviceOps(
         device=device,
@@ -83,6 +86,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         graph_bytes=ARENA_BYTES if is_recording else 0,
         packing_cache=_packing_cache(config, runtime),
         communicator=communicator,
+        experts=experts,
         stage=stage,
         runtime=runtime,
         measure_limits=partial(measure_limits, runtime, setup.dtype),
@@ -116,7 +120,9 @@ def _spin_us(setup: WorkerSetup) -> int:
     """How long a thread spins before it sleeps, waiting for a kernel or for another rank."""
     cpus = setup.platform.cpus
     has_quota = cpus is not None and cpus.quota is not None
-    is_crowded = setup.num_ranks > 1 and setup.num_local_ranks * setup.num_threads > setup.platform.num_cpus
+    num_replicas = 1 if setup.experts is None else setup.experts.num_replicas
+    num_threads = num_replicas * setup.num_local_ranks * setup.num_threads
+    is_crowded = num_replicas * setup.num_ranks > 1 and num_threads > setup.platform.num_cpus
     return QUOTA_SPIN_US if has_quota or is_crowded else DEFAULT_SPIN_US
 
 
@@ -131,6 +137,33 @@ def _communicator(setup: WorkerSetup, runtime: NativeRuntime) -> Communicator:
         capacity=seat.capacity, spin_us=_spin_us(setup), timeout_s=seat.timeout_s, first_rank=first_rank,
         plan=seat.plan if is_only else None, sockets=seat.sockets if is_only else None,
     )  # fmt: skip
+
+
+def _experts(setup: WorkerSetup, runtime: NativeRuntime) -> ExpertExchange | None:
+    """To the replicas that share experts with this one, where some do."""
+    if setup.experts is None:
+        return None
+    exchange = ExpertExchange(runtime, setup.experts, setup.rank, setup.num_ranks, spin_us=_spin_us(setup))
+    most = max(layer.moe.num_chosen for layer in setup.arch.layers if layer.moe is not None)
+    exchange.check_room(most * setup.limits.max_num_batched_tokens, setup.arch.hidden_size * setup.dtype.itemsize)
+    return exchange
+
+
+def _divided(
+    parallel: ParallelConfig, kernels: LayerKernels, communicator: Communicator, experts: ExpertExchange | None
+) -> LayerKernels:
+    """The kernels of this rank: what it has of a model's matrices."""
+    num_replicas = 1 if experts is None else experts.size // communicator.size
+    places = None
+    if parallel.enable_expert_parallel:
+        places = ExpertPlaces(parallel.expert_placement_strategy, communicator.size * num_replicas)
+    own = kernels
+    if communicator.size > 1:
+        own = ShardedKernels(kernels, Shards(communicator), places if experts is None else None)
+    if experts is None:
+        return own
+    assert places is not None, "replicas share experts where whole ones are placed"
+    return ExchangedKernels(own, kernels, experts, places)
 
 
 def _stage(setup: WorkerSetup, runtime: NativeRuntime) -> PipelineStage | None:

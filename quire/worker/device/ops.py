@@ -16,6 +16,7 @@ import torch
 
 from quire.attention.backend import AttentionBackend
 from quire.distributed.communicator import Communicator, SingleCommunicator
+from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.pipeline import PipelineStage
 from quire.kernels.native.runtime import NativeRuntime
 from quire.layers.kernels import LayerKernels
@@ -42,6 +43,7 @@ class DeviceOps:
         graph_bytes: memory that graphs need beside the activations of a step.
         packing_cache: where weights in the form of `layers` are kept on disk; None = nowhere.
         communicator: to the other processes that compute the same layers.
+        experts: to other replicas, with which this one shares experts; None = it has all.
         stage: the layers that this process has, and the way to the others; None = all.
         runtime: of the native kernels; None = the device has others.
         measure_limits: operations and bytes a second at most, measured in half a second; None = it cannot be.
@@ -58,6 +60,7 @@ class DeviceOps:
     graph_bytes: int = 0
     packing_cache: PackingCache | None = None
     communicator: Communicator = field(default_factory=SingleCommunicator)
+    experts: ExpertExchange | None = None
     stage: PipelineStage | None = None
     runtime: NativeRuntime | None = None
     measure_limits: Callable[[], tuple[float, float]] | None = None

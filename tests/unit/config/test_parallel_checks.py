@@ -91,15 +91,24 @@ def test_a_file_that_places_no_expert_is_refused(tmp_path: Path, text: str | Non
     assert caught.value.field == "expert_placement_strategy"
 
 
-def test_whole_experts_are_refused_where_there_are_none_too_few_or_several_replicas():
+def test_whole_experts_are_refused_where_there_are_none_or_too_few_and_what_lock_step_does_not_have():
     with pytest.raises(ConfigError, match="has no experts"):
         resolved(enable_expert_parallel=True)
     layer = make_arch().layers[0]
     few = dataclasses.replace(layer, mlp=None, moe=MoEArch(num_experts=3, num_chosen=1, intermediate_size=32))
-    arch = dataclasses.replace(make_arch(), layers=(few,))
+    arch = dataclasses.replace(make_arch(), layers=(few, few))
     for settings, message in (
         ({"tensor_parallel_size": 4}, "rank 3 has none of 3 experts"),
-        ({"data_parallel_size": 2}, "experts of several replicas in one group are not supported"),
+        ({"data_parallel_size": 4}, "rank 3 has none of 3 experts"),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, "rank 3 has none of 3 experts"),
+        ({"data_parallel_size": 65}, "data_parallel_size=65 are 65 ranks, more than 64"),
+        ({"data_parallel_size": 2, "pipeline_parallel_size": 2}, "pipeline_parallel_size is not supported where"),
+        ({"data_parallel_size": 2, "distributed_executor_backend": "ray"}, "share memory of one machine"),
+        (
+            {"data_parallel_size": 2, "speculative_config": {"method": "draft_model", "model": "/x"}},
+            "speculative_config is not supported where replicas share experts",
+        ),
+        ({"data_parallel_size": 2, "attention_backend": "torch_reference"}, "not supported with data_parallel_size=2"),
     ):
         config = build_config(enable_expert_parallel=True, dtype="float32", **settings)
         with pytest.raises(QuireClientError, match=message):

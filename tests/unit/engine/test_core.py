@@ -22,6 +22,8 @@ MAX_TOKENS = 12
 class ScriptedExecutor:
     """A request's next token is a function of its tokens; those named in `fails_at` raise when they have so many."""
 
+    lock_step = None
+
     def __init__(self, fails_at: dict[str, int]) -> None:
         self._fails_at = fails_at
         self._rows: dict[int, tuple[str, list[int]]] = {}
