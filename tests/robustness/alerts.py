@@ -325,7 +325,8 @@ def main() -> int:
             common = ["--api-key-file", str(folder / "keys.yaml"), "--crash-reports", str(folder / "reports")]
             common += ["--max-num-seqs", "8", "--max-model-len", "512"]
             of_single = [*common, "--kv-disk", str(disk), "--kv-disk-size", "1GiB", "--num-gpu-blocks-override", "40"]
-            of_single += ["--enable-mfu-metrics", "--enable-sleep-mode", "--logits-processors", PROCESSOR]
+            of_single += ["--enable-mfu-metrics", "--enable-sleep-mode", "--sleeping-requests", "reject"]
+            of_single += ["--logits-processors", PROCESSOR]
             of_several = [*common, "--data-parallel-size", "2", "--api-server-count", "2"]
             with (
                 ServerProcess(*of_single, "--speculative-config", '{"method": "suffix"}') as single,
