@@ -23,7 +23,7 @@ from quire.logger import get_logger
 
 logger = get_logger(__name__)
 
-WORLD_TIMEOUT = timedelta(seconds=60)  # all ranks are on their way: they have reached the store
+WORLD_TIMEOUT = timedelta(minutes=5)  # all ranks have come; some may load longer
 SIOCGIFADDR = 0x8915
 POLL_S, NOTE_S = 0.01, 10.0
 

@@ -65,7 +65,9 @@ def launched_client(
     with timer.phase("other ranks"):
         rendezvous = meet(launch)
         if launch.group_rank:
-            return FollowClient(FollowedRank(config, platform, launch, rendezvous, RENDEZVOUS_TIMEOUT_S))
+            rank = FollowedRank(config, platform, launch, rendezvous, RENDEZVOUS_TIMEOUT_S)
+            rendezvous.start_world()
+            return FollowClient(rank)
         group = LeadGroup(config, rendezvous, launch.group_size, RENDEZVOUS_TIMEOUT_S)
         rendezvous.leave()
     try:
@@ -76,6 +78,7 @@ def launched_client(
     except BaseException as error:
         group.fail(error)
         raise
+    rendezvous.start_world()  # last: it waits for all ranks, and does not say for which
     return LeadClient(InprocClient(core), group)
 
 

@@ -364,6 +364,4 @@ class FollowedRank:
 
 def meet(launch: Launch, timeout_s: float = RENDEZVOUS_TIMEOUT_S) -> Rendezvous:
     """This process at the rendezvous of all; raises `CommunicationError`."""
-    rendezvous = Rendezvous(launch, has_store=envs.launcher_has_store(), timeout_s=timeout_s)
-    rendezvous.start_world()
-    return rendezvous
+    return Rendezvous(launch, has_store=envs.launcher_has_store(), timeout_s=timeout_s)
