@@ -138,7 +138,7 @@ MISSING: tuple[Missing, ...] = (
         },
     ),
     Missing(
-        "all experts are computed on one device, by kernels of Quire's own", "leave it out",
+        "experts are computed by kernels of Quire's own, where --expert-placement-strategy puts them", "leave it out",
         {
             "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
             "enable_dbo": _OFF, "dbo_decode_token_threshold": _NONE, "dbo_prefill_token_threshold": _NONE,

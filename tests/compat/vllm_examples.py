@@ -41,7 +41,9 @@ NOT_RUN = {
     "LMCache's server",
     r"^ray_serving/(batch|ray)": "Ray loads vLLM by itself; Quire has no backend for Ray's LLM library",
     r"^ray_serving/elastic": "changes the number of experts' ranks on GPUs; Quire's number is set at the start",
-    r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire cannot take other weights while it runs",
+    r"^rl/.*(http|rdt|ray|m2n|fsdp|async_new|nccl)": "needs GPUs; Quire takes other weights from a directory "
+    "(/update_weights)",
+    r"^features/torchrun": "is started by torchrun, as several processes; docs/how-to/external-launcher.md",
     r"microphone": "needs a microphone; Quire has no audio inputs",
     r"prithvi": "for a pooling model with a plugin of its own; Quire has none",
     r"^pooling/.*(online|client)|using_template|qwen3_reranker|convert_model": "for a pooling model; Quire has none",

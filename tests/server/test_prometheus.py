@@ -33,6 +33,8 @@ ABSENT = (
     "quire:step_bytes",
     "quire:step_seconds",
     "quire:limit_",
+    "quire:front_end",
+    "quire:replicas_ready",
 )
 """Metrics of servers of several models, of connectors, drafts and tiers, which this server has not."""
 TIMES = {"vllm:lora_requests_info"}

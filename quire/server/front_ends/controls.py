@@ -42,8 +42,8 @@ class OwnerControls(WeightControls):
     def _calls(self) -> dict[str, Callable[[int, OwnerCall], Awaitable[OwnerAnswer]]]:
         """What front ends call, by name."""
         return {
-            "sleep": self._on_sleep, "wake_up": self._on_wake_up, "update_weights": self._on_update_weights,
-            "pause": self._on_pause, "resume": self._on_resume,
+            "sleep": self._on_sleep, "wake_up": self._on_wake_up, "is_sleeping": self._on_is_sleeping,
+            "update_weights": self._on_update_weights, "pause": self._on_pause, "resume": self._on_resume,
         }  # fmt: skip
 
     async def _on_sleep(self, serial: int, call: OwnerCall) -> OwnerAnswer:
@@ -52,6 +52,9 @@ class OwnerControls(WeightControls):
 
     async def _on_wake_up(self, serial: int, call: OwnerCall) -> OwnerAnswer:
         return OwnerAnswer(call.call_id, value=await self.wake_up(None if call.flag else call.words))
+
+    async def _on_is_sleeping(self, serial: int, call: OwnerCall) -> OwnerAnswer:
+        return OwnerAnswer(call.call_id, value=await self.is_sleeping())
 
     async def _on_update_weights(self, serial: int, call: OwnerCall) -> OwnerAnswer:
         path, version = call.words

@@ -41,6 +41,11 @@ class FrontEndEngine(AsyncLLM):
         self._require_alive()
         return bool((await self._owner.ask("wake_up", flag=tags is None, words=tuple(tags or ()))).value)
 
+    async def is_sleeping(self) -> bool:
+        """As `WeightControls`; the owner's status may come later than the answer of a request that has woken it."""
+        self._require_alive()
+        return bool((await self._owner.ask("is_sleeping")).value)
+
     async def pause_generation(self, mode: str = "keep", clear_cache: bool = False) -> None:
         """As `WeightControls`, for all front ends."""
         self._require_alive()
