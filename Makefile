@@ -96,6 +96,10 @@ bench-data-parallel: $(VENV)/.test ## replicas under a tenant flood: fair shares
 bench-front-ends: $(VENV)/.test    ## CPU time per streamed token of each process, one front end and two, before an engine that costs nothing; 1 minute
 	$(BIN)/python -m benchmarks.server.bench_front_ends $(if $(WALL),--wall)
 
+.PHONY: bench-viewer
+bench-viewer: $(VENV)/.test        ## gaps between tokens of 500 streams with and without a viewer of the page, alone on a machine; 5 minutes
+	$(BIN)/python -m benchmarks.server.bench_viewer
+
 .PHONY: bench-plan
 bench-plan: $(VENV)/.test          ## predictions of quire plan against ten real loads, leaf and a 0.5B checkpoint; 25 minutes
 	$(BIN)/python -m benchmarks.server.bench_plan
