@@ -50,8 +50,8 @@ _NOTHING = _Kept(-1, _NO_DRAFTS, _NO_DRAFTS)
 class ModelProposer:
     """Implements `DraftProposer` with what the worker has drafted.
 
-    The worker is asked with a step if the proposer was in its planning, or if no row decoded: a controller that plans
-    steps without drafts stops the model, too.
+    The worker is asked with a step if the proposer was in its planning; where no row decoded, as in the newest step in
+    which one did. So a controller that plans steps without drafts stops the model, too, for prompts as well.
 
     Args:
         name: the method.
@@ -66,6 +66,7 @@ class ModelProposer:
         self._num_tokens = num_tokens
         self._kept: dict[int, _Kept] = {}
         self._is_wanted = False
+        self._was_wanted = True
         self._marks_rows = marks_rows
         self._given: list[int] = []
         self._most_trees = most_trees
@@ -120,9 +121,13 @@ class ModelProposer:
             for row in (*scheduled.freed_rows.tolist(), *scheduled.rows.tolist()):
                 self._kept.pop(row, None)
         is_decoding = scheduled.is_sampling & ~scheduled.is_prefill
-        is_wanted, self._is_wanted = self._is_wanted or not is_decoding.any(), False
+        if is_decoding.any():
+            self._was_wanted = self._is_wanted
+        is_wanted, self._is_wanted = self._is_wanted or self._was_wanted, False
+        if not is_wanted:
+            return None
         rows = scheduled.rows[scheduled.is_sampling]
-        if not is_wanted or not len(rows):
+        if not len(rows):
             return None
         return DraftRequest(rows, np.full(len(rows), self._num_tokens, dtype=np.int32))
 
