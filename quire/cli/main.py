@@ -97,7 +97,7 @@ def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
         return 0
-    if argv[0] in ("-V", "--version", "version"):
+    if argv[0] in ("-v", "-V", "--version", "version"):
         print(f"quire {__version__}")
         return 0
     name, rest = _split_command(argv)

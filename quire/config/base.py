@@ -175,6 +175,8 @@ def _check_str(info: SettingInfo, value: Any) -> str:
             value = json.dumps(dict(value))
         except (TypeError, ValueError):
             raise ConfigError(f"{info.name}={shown(value)} cannot be written as JSON") from None
+    if info.is_json and not isinstance(value, str):
+        raise wrong_type(info.name, value, _EXPECTED_JSON, ConfigError)
     text = check_text(info.name, value)
     if info.choices and text not in info.choices:
         _check_plugin(info, text)
@@ -223,7 +225,7 @@ def _hint(info: SettingInfo) -> str:
     if info.choices:
         return f"use one of {', '.join(info.choices)}"
     allowed = f" of {info.allowed}" if info.allowed.startswith("at least") else f": {info.allowed}"
-    expected = _EXPECTED[info.kind] + (allowed if info.allowed else "")
+    expected = _EXPECTED_JSON if info.is_json else _EXPECTED[info.kind] + (allowed if info.allowed else "")
     return f"{info.name} takes {expected}" + (", or None" if info.is_optional else "")
 
 
@@ -234,4 +236,5 @@ _EXPECTED = {
     "bool": "true or false",
     "list": "a list of strings",
 }
+_EXPECTED_JSON = "a JSON object (a dict, or its text)"
 _CHECKS = {"int": _check_int, "float": _check_float, "str": _check_str, "bool": _check_bool, "list": _check_list}

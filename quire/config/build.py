@@ -34,9 +34,10 @@ from quire.config.server import (
 )
 from quire.config.speculative_forms import SpeculationSettings, parse_speculation
 from quire.config.structured_outputs import StructuredOutputsConfig
-from quire.errors import ConfigError, UnsupportedError, nearest, unknown_name
+from quire.errors import ConfigError, UnsupportedError, unknown_name
 from quire.logger import get_logger
 from quire.utils.checks import shown
+from quire.utils.other_names import FLAGS
 
 logger = get_logger(__name__)
 
@@ -66,6 +67,8 @@ SERVER_SECTIONS: dict[str, type] = {
 DYNAMO_SECTIONS: dict[str, type] = {"dynamo": DynamoConfig}
 
 
+# Names of other programs' settings, and of earlier versions -> what to do here.
+_SETTINGS_ELSEWHERE = {flag[2:].replace("-", "_"): hint for flag, hint in FLAGS.items() if flag.startswith("--")}
 HIDDEN = "(hidden)"
 SECRET = re.compile(r"(?i)passw|secret|token\W+\w{16}|://[^/\s:@]*:[^@\s/]+@")
 """What a connector's settings may hold: passwords by name, and those in addresses."""
@@ -109,7 +112,7 @@ def build_config(**values: Any) -> QuireConfig:
     for name, value in _flat(values, known):
         if name in known:
             _put(sections, known[name], name, value)
-        else:
+        elif name != "data_parallel_size_local" or value != (values.get("data_parallel_size") or 1):  # all are local
             _drop_neutral(name, value, known)
     config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
     check_supported(config)
@@ -190,9 +193,8 @@ def _drop_neutral(name: str, value: Any, known: Iterable[str]) -> None:
             logger.info("%s=%s has no effect: %s", name, shown(value), NO_EFFECT[name])
         return
     if name not in NOT_YET:
-        close = nearest(name, [*known, *NOT_YET, *NO_EFFECT])
-        hint = f"did you mean {close!r}?" if close else "docs/reference/settings.md lists all settings"
-        raise ConfigError(f"unknown setting {name!r}", hint=hint, field=name)
+        valid, otherwise = [*known, *NOT_YET, *NO_EFFECT], "docs/reference/settings.md lists all settings"
+        raise unknown_name("setting", name, valid, elsewhere=_SETTINGS_ELSEWHERE, otherwise=otherwise)
     if not is_neutral(name, value):
         raise not_yet_error(name, value)
 

@@ -15,12 +15,6 @@ from quire.platforms.interface import Platform
 
 def check_supported(config: QuireConfig) -> None:
     """Raise for settings that are known but not honoured (yet); needs no model."""
-    if config.model.trust_remote_code:
-        raise UnsupportedError(
-            "trust_remote_code=True is refused: Quire never runs code from a model directory",
-            hint="leave out trust_remote_code; the model must be of a family that Quire implements",
-            field="trust_remote_code",
-        )
     if config.observability.kv_events.enable_kv_cache_events and not config.cache.enable_prefix_caching:
         raise ConfigError(
             "kv_events_config needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_events_config",

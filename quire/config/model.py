@@ -34,7 +34,6 @@ class ModelConfig:
     skip_tokenizer_init: bool = setting(
         False, "Do not load a tokenizer: token ids in and out only, no text, no stop strings."
     )
-    trust_remote_code: bool = setting(False, "Rejected when true: Quire never runs code from a model directory.")
     revision: str | None = setting(None, "Branch, tag or commit on the hub.")
     tokenizer_revision: str | None = setting(
         None,

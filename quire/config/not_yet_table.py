@@ -119,26 +119,60 @@ MISSING: tuple[Missing, ...] = (
         {"data_parallel_backend": (None, "mp")},
     ),
     Missing(
-        "a server starts its own processes, on one machine or through Ray",
-        "use distributed_executor_backend 'ray' or 'external_launcher', or several servers behind a load balancer",
+        "machines are joined by Ray or a launcher, not by addresses of nodes",
+        "use --distributed-executor-backend ray (docs/how-to/many-machines.md), or external_launcher from Python",
         {
-            "data_parallel_rank": _NONE, "data_parallel_start_rank": _NONE, "data_parallel_size_local": _NONE,
+            "nnodes": (None, 1), "node_rank": (None, 0), "master_addr": _NONE, "master_port": _NONE,
+            "ray_workers_use_nsight": _OFF,
+        },
+    ),
+    Missing(
+        "a server's replicas all run on its machine, and it balances the load itself",
+        "give --data-parallel-size alone; on several machines run a server on each, behind a load balancer "
+        "(docs/how-to/data-parallel.md)",
+        {
+            "data_parallel_rank": _NONE, "data_parallel_start_rank": (None, 0), "data_parallel_size_local": _NONE,
             "data_parallel_hybrid_lb": _OFF, "data_parallel_external_lb": _OFF,
             "data_parallel_multi_port_external_lb": _OFF, "data_parallel_supervisor_port": _NONE,
             "dp_supervisor_probe_failure_threshold": _NONE, "dp_supervisor_probe_interval_s": _NONE,
             "dp_supervisor_probe_timeout_s": _NONE, "dp_sync_interval": _NONE,
-            "decode_context_parallel_size": (None, 1), "prefill_context_parallel_size": (None, 1),
-            "dcp_comm_backend": _NONE, "dcp_kv_cache_interleave_size": (None, 1), "dcp_q_replicate": _OFF,
-            "cp_kv_cache_interleave_size": (None, 1), "enable_hc_sp": _OFF, "enable_elastic_ep": _OFF,
-            "elastic_ep_max_dp_size": _NONE, "enable_scale_out": _OFF, "enable_fault_tolerance": _OFF,
-            "fault_tolerance_config": _EMPTY, "nnodes": (None, 1), "node_rank": (None, 0), "master_addr": _NONE,
-            "master_port": _NONE, "renderer_num_workers": (None, 1),
-            "worker_cls": _AUTO, "worker_extension_cls": _TEXT, "ray_workers_use_nsight": _OFF, "device_ids": _NONE,
-            "weight_transfer_config": _EMPTY,
         },
     ),
     Missing(
-        "experts are computed by kernels of Quire's own, where --expert-placement-strategy puts them", "leave it out",
+        "a sequence's KV cache is divided by heads, not by tokens", "use --tensor-parallel-size",
+        {
+            "decode_context_parallel_size": (None, 1), "prefill_context_parallel_size": (None, 1),
+            "dcp_comm_backend": _NONE, "dcp_kv_cache_interleave_size": (None, 1), "dcp_q_replicate": _OFF,
+            "cp_kv_cache_interleave_size": (None, 1), "enable_hc_sp": _OFF,
+        },
+    ),
+    Missing(
+        "the number of ranks that share experts is fixed at the start", "start a new server with another size",
+        {"enable_elastic_ep": _OFF, "elastic_ep_max_dp_size": _NONE},
+    ),
+    Missing(
+        "an engine core that dies is restarted, and its requests continue, anyway", "see --max-restarts",
+        {"enable_fault_tolerance": _OFF, "fault_tolerance_config": _EMPTY},
+    ),
+    Missing(
+        "prompts are tokenized where requests are received", "use --api-server-count for more processes",
+        {"enable_scale_out": _OFF, "renderer_num_workers": (None, 1)},
+    ),
+    Missing(
+        "there is one worker class per device, and no class is added to it",
+        "pass functions of the worker to LLM.collective_rpc, or write a plugin (docs/how-to/plugins.md)",
+        {"worker_cls": _AUTO, "worker_extension_cls": _TEXT},
+    ),
+    Missing(
+        "devices are those that the operating system shows", "use taskset or CUDA_VISIBLE_DEVICES",
+        {"device_ids": _NONE},
+    ),
+    Missing(
+        "weights are replaced from a directory", "use POST /update_weights or quire weights update PATH",
+        {"weight_transfer_config": _EMPTY},
+    ),
+    Missing(
+        "experts are computed by kernels of Quire's own", "use --expert-placement-strategy to place them",
         {
             "all2all_backend": _NONE, "enable_eplb": _OFF, "eplb_config": _EMPTY,
             "enable_dbo": _OFF, "dbo_decode_token_threshold": _NONE, "dbo_prefill_token_threshold": _NONE,
@@ -261,10 +295,13 @@ MISSING: tuple[Missing, ...] = (
     Missing(
         "/metrics has one set of metrics and buckets", "see docs/reference/server.md for what it shows",
         {
-            "aggregate_engine_logging": _OFF, "collect_detailed_traces": _NONE, "kv_cache_metrics": _OFF,
-            "kv_cache_metrics_sample": (None, 0.01), "cudagraph_metrics": _OFF,
-            "custom_histogram_buckets": _NONE, "show_hidden_metrics_for_version": _NONE,
+            "aggregate_engine_logging": _OFF, "kv_cache_metrics": _OFF, "kv_cache_metrics_sample": (None, 0.01),
+            "cudagraph_metrics": _OFF, "custom_histogram_buckets": _NONE,
         },
+    ),
+    Missing(
+        "a trace has one span per request and one per phase of it", "use --profile for the time within steps",
+        {"collect_detailed_traces": _NONE},
     ),
     Missing(
         "process placement is left to the operating system", "use numactl or taskset",
@@ -294,11 +331,12 @@ NO_EFFECT: dict[str, str] = {
     "disable_log_requests": "requests are logged only with enable_log_requests",
     "max_log_len": "prompts and outputs are never written to the log",
     "disable_cascade_attn": "cascade attention is not implemented",
-    "disable_custom_all_reduce": "the model runs in one process",
-    "disable_nccl_for_dp_synchronization": "the model runs in one process",
-    "distributed_timeout_seconds": "the model runs in one process",
-    "cpu_distributed_timeout_seconds": "the model runs in one process",
-    "enable_batch_sharded_sampling": "the model runs in one process",
+    "show_hidden_metrics_for_version": "no metric is hidden",
+    "disable_custom_all_reduce": "ranks exchange tensors in one way, through Quire's own communicator",
+    "disable_nccl_for_dp_synchronization": "replicas are not synchronized by NCCL",
+    "distributed_timeout_seconds": "a rank that does not respond is ended by --hang-timeout-s",
+    "cpu_distributed_timeout_seconds": "a rank that does not respond is ended by --hang-timeout-s",
+    "enable_batch_sharded_sampling": "rank 0 samples for all ranks",
     "async_scheduling": "asynchronous scheduling is not used; outputs are the same",
     "optimization_level": "nothing is compiled at startup; small steps are captured unless enforce_eager is set",
     "performance_mode": "use scheduling limits: max_num_seqs, max_decode_slowdown",
@@ -311,8 +349,9 @@ NO_EFFECT: dict[str, str] = {
     "safetensors_prefetch_block_size": "weights are memory-mapped",
     "safetensors_prefetch_num_threads": "weights are memory-mapped",
     "use_tqdm_on_load": "progress is shown on terminals",
+    "trust_remote_code": "code from model directories is never run",
     "code_revision": "code from model directories is never run",
     "skip_mm_profiling": "Quire supports text input only",
-    "allow_deprecated_quantization": "quantized checkpoints are rejected in every format",
+    "allow_deprecated_quantization": "no format of quantized checkpoints is deprecated",
 }
 """Settings that any value may be given for: what they ask for is so anyway, or changes no answer; the log says why."""

@@ -46,7 +46,7 @@ NO_EFFECT: dict[str, str] = {
     "disable_padded_drafter_batch": "batches of drafts are never padded",
     "disable_eagle_block_drop": "the prefix cache loses no block to drafts",
     "disable_lookahead_block_hashes": "only accepted tokens are hashed",
-    "use_local_argmax_reduction": "the model runs in one process",
+    "use_local_argmax_reduction": "logits are reduced in one way on any number of ranks",
     "num_speculative_tokens_per_batch_size": "the number of drafts of a step follows from measured costs",
 }
 KEYS = tuple(field.name for field in settings_of(SpeculativeConfig))

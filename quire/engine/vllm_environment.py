@@ -27,6 +27,10 @@ INSTEAD: dict[str, str] = {
     "VLLM_CONFIGURE_LOGGING": "use --log-level and --log-format",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "use --num-threads",
     "VLLM_CPU_OMP_THREADS_BIND": "use --num-threads, and taskset to choose the cores",
+    "VLLM_DP_MASTER_IP": "use --data-parallel-size",
+    "VLLM_DP_MASTER_PORT": "use --data-parallel-size",
+    "VLLM_DP_RANK": "use --data-parallel-size",
+    "VLLM_DP_SIZE": "use --data-parallel-size",
     "VLLM_DO_NOT_TRACK": "Quire does not collect usage statistics",
     "VLLM_ENABLE_RESPONSES_API_STORE": "use --response-store",
     "VLLM_ENGINE_READY_TIMEOUT_S": "startup without progress is aborted by --hang-timeout-s",
@@ -47,10 +51,10 @@ INSTEAD: dict[str, str] = {
     "VLLM_PP_LAYER_PARTITION": "use --pipeline-layer-partition",
     "VLLM_PLUGINS": "use QUIRE_PLUGINS, names of packages; a plugin is loaded when a setting names it",
     "VLLM_PORT": "use --port",
-    "VLLM_SERVER_DEV_MODE": "there are no development routes",
+    "VLLM_SERVER_DEV_MODE": "/sleep needs --enable-sleep-mode, the other routes need --api-key-file",
     "VLLM_SLEEP_WHEN_IDLE": "an idle engine core sleeps",
     "VLLM_TARGET_DEVICE": "use --device",
-    "VLLM_TORCH_PROFILER_DIR": "use --flight-recorder",
+    "VLLM_TORCH_PROFILER_DIR": "use --profile",
     "VLLM_USE_MODELSCOPE": "pass a directory or an id of the Hugging Face hub",
 }
 

@@ -37,7 +37,7 @@ from quire.utils.sizes import parse_size
 __all__ = ["QuireParser", "add_engine_arguments", "build_config", "config_from_args", "describe_config"]
 
 SHORT_FLAG = re.compile("-[a-z]+", re.ASCII)
-SWITCHES = ("enable_", "disable_", "allow_", "async_", "use_", "skip_")  # of settings that change nothing
+SWITCHES = ("enable_", "disable_", "allow_", "async_", "use_", "skip_", "trust_")  # of settings that change nothing
 BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 

@@ -19,7 +19,8 @@ SHORT = {
     "-ep": "--enable-expert-parallel", "-dpn": "--data-parallel-rank", "-dpr": "--data-parallel-start-rank",
     "-dpl": "--data-parallel-size-local", "-dpa": "--data-parallel-address", "-dpp": "--data-parallel-rpc-port",
     "-dpb": "--data-parallel-backend", "-dph": "--data-parallel-hybrid-lb", "-dcp": "--decode-context-parallel-size",
-    "-pcp": "--prefill-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size", "-dpe": "--data-parallel-external-lb", "-n": "--nnodes",
+    "-r": "--node-rank",
 }  # fmt: skip
 DOTTED_SHORT = {**SHORT, "-O": "--compilation-config"}
 LEVEL = re.compile(r"-O=?(\d)")

@@ -9,7 +9,7 @@ NO_PATH = ErrorKind(404, "NotFoundError", "not_found")
 
 POOLING = "embedding, ranking and classification models are not supported; this model generates text"
 LORA = "adapters (LoRA) are not supported yet"
-PAUSES = "transfers of weights are not supported; see /pause, /sleep, /update_weights"
+TRANSFERS = "weights come from a directory, by /update_weights; see /pause and /sleep too"
 STEPS = "it needs an operator API key (--api-key-file), or --enable-sleep-mode"
 SLEEPS = "sleep mode is off; start the server with --enable-sleep-mode"
 PROFILES = "profiling is off; start the server with --profile DIR and API keys (--api-key-file)"
@@ -26,11 +26,19 @@ REASONS = {
         "assistants", "threads", "vector_stores", "fine_tuning", "conversations", "containers", "evals", "organization",
     ),
     LORA: ("load_lora_adapter", "unload_lora_adapter"),
-    PAUSES: (
-        "collective_rpc", "init_weight_transfer_engine",
-        "start_weight_update", "finish_weight_update", "is_scaling_elastic_ep",
-        "fault_tolerance", "release_kv_cache_memory", "abort_requests", "get_world_size",
+    TRANSFERS: (
+        "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update",
+        "start_draft_weight_update", "finish_weight_update", "update_weight_version", "weight_checker",
+        "get_world_size",
     ),
+    "workers are not called over HTTP; use LLM.collective_rpc in Python": ("collective_rpc",),
+    "close the connection of a request to end it": ("abort_requests",),
+    "the KV cache is given back together with the weights; use /sleep": ("release_kv_cache_memory",),
+    "replicas change their number while they serve, without a state between; see /scale_elastic_ep": (
+        "is_scaling_elastic_ep",
+    ),
+    "engine cores that die are restarted anyway; see /health and /debug/state": ("fault_tolerance",),
+    "KV-cache events come from the address in --kv-events-config": ("kv_event_sources",),
     STEPS: ("pause", "resume", "is_paused"),
     SLEEPS: ("sleep", "wake_up", "is_sleeping"),
     PROFILES: ("start_profile", "stop_profile"),

@@ -15,6 +15,7 @@ _NO_EFFECT = "leave it out: it has no effect in Quire"
 _PARALLEL = "use --max-num-seqs"
 _CACHE_DTYPE = "use --kv-cache-dtype"
 _OVERRIDES = "use --hf-overrides with rope_parameters"
+_PARTIAL = "use --long-prefill-token-threshold and --max-num-batched-tokens"
 _GRAMMARS = "use --structured-outputs-backend"
 _DRAFT = "use --spec-model MODEL, or --spec-method suffix, which needs none"
 _LOOKUP = "use --speculative-config with prompt_lookup_max and prompt_lookup_min"
@@ -72,7 +73,13 @@ FLAGS: dict[str, str] = {
     "--use-v2-block-manager": _NO_EFFECT, "--worker-use-ray": _NO_EFFECT, "--engine-use-ray": _NO_EFFECT,
     "--num-lookahead-slots": _NO_EFFECT, "--disable-async-output-proc": _NO_EFFECT, "--cuda-graph-sizes": _NO_EFFECT,
     "--tokenizer-pool-size": _NO_EFFECT, "--disable-frontend-multiprocessing": _NO_EFFECT,
-    "--multi-step-stream-outputs": _NO_EFFECT,
+    "--multi-step-stream-outputs": _NO_EFFECT, "--disable-mm-preprocessor-cache": _NO_EFFECT,
+    "--max-num-partial-prefills": _PARTIAL, "--max-long-partial-prefills": _PARTIAL,
+    "--omni": "leave it out: Quire generates text",
+    "--speculative-disable-by-batch-size": "leave it out: the number of drafts follows from measured costs",
+    "--lora-extra-vocab-size": "LoRA adapters are not supported yet: merge it",
+    "--disable-logprobs-during-spec-decoding": _NO_EFFECT,
+    "--override-pooler-config": "Quire does not have pooling models",
     # Speculative decoding.
     "--num-speculative-tokens": "use --spec-tokens", "--speculative-model": "use --spec-model",
     "--model-draft": _DRAFT, "-md": _DRAFT, "--draft-max": "use --spec-tokens", "--draft": "use --spec-tokens",
@@ -94,6 +101,7 @@ COMMANDS: dict[str, str] = {
     "complete": "quire generate PROMPT", "cli": "quire chat MODEL",
     "env": "quire collect-env", "info": "quire inspect MODEL, or quire collect-env",
     "benchmark": "quire bench serve, latency or throughput", "preload": "quire serve MODEL loads a model",
+    "download-kernels": "leave it out: the kernels are part of the installation",
     "snapshot": "quire serve caches packed weights on disk automatically", "config": "quire serve MODEL --print-config",
     "convert": "models in Hugging Face format and GGUF files are read without conversion",
     "embed": "Quire does not have pooling models",

@@ -115,7 +115,9 @@ BAD_SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
         ("distributed_executor_backend", "tensor_parallel_size=2", "'mp'"),
     ),
-    "remote code": ({"trust_remote_code": True}, ("trust_remote_code", "never runs code")),
+    "a name of earlier versions": ({"guided_decoding_backend": "xgrammar"}, ("--structured-outputs-backend",)),
+    "settings as a list": ({"speculative_config": ["ngram"]}, ("speculative_config", "JSON object (a dict, or its")),
+    "overrides as a function": ({"hf_overrides": print}, ("hf_overrides", "JSON object (a dict, or its text)")),
     "adapters": ({"enable_lora": True}, ("enable_lora", "leave out")),
     "draft model without a model": ({"speculative_config": {"method": "draft_model"}}, ("speculative_config", "model")),
     "unknown key of drafts": (

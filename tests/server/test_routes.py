@@ -47,6 +47,13 @@ def test_head_is_answered_as_get_without_its_body(server):
         ("POST", "/start_profile", "profiling"),
         ("POST", "/v1/chat/completions/render", "same server"),
         ("POST", "/reset_prefix_cache", "API keys"),
+        ("POST", "/collective_rpc", "LLM.collective_rpc"),
+        ("POST", "/abort_requests", "close the connection"),
+        ("POST", "/release_kv_cache_memory", "use /sleep"),
+        ("POST", "/start_weight_update", "/update_weights"),
+        ("GET", "/is_scaling_elastic_ep", "/scale_elastic_ep"),
+        ("GET", "/fault_tolerance/status", "/health"),
+        ("GET", "/kv_event_sources", "--kv-events-config"),
     ],
 )
 def test_paths_of_others_are_refused_by_name(server, method, path, words):

@@ -25,11 +25,14 @@ def get_tokenizer(
 ) -> HFTokenizer:
     """The tokenizer of a model: "leaf", a directory or a hub id.
 
+    Args:
+        trust_remote_code: without effect: code from model directories is never run.
+
     Raises:
         ModelError: there is no such model.
-        UnsupportedError: code of the model's own would run, or another argument is given.
+        UnsupportedError: another argument is given.
     """
-    require_unset(trust_remote_code=trust_remote_code, **others)
+    require_unset(**others)
     tokenizer = load_tokenizer(resolve_model_path(str(tokenizer_name), revision, download_dir))
     return HFTokenizer(tokenizer, load_chat_template(tokenizer))
 

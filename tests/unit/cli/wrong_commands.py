@@ -169,7 +169,10 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{SERVE} -pp=65": ("pipeline_parallel_size=65", "1 to 64"),
     f"{SERVE} -pp 2 --pipeline-layer-partition 1;1": ("is not a list of numbers of layers", '"20,12"'),
     f"{SERVE} --pipeline-layer-partition 2,2": ("pipeline_parallel_size is 1", "set pipeline_parallel_size"),
-    f"{SERVE} --trust-remote-code": ("never runs code", "leave out trust_remote_code"),
+    f"{SERVE} -n 2 -r 0 --master-addr 10.0.0.1": ("joined by Ray or a launcher", "--distributed-executor-backend ray"),
+    f"{SERVE} -dp 2 -dpl 1": ("replicas all run on its machine", "--data-parallel-size alone"),
+    f"{SERVE} -dpe": ("replicas all run on its machine", "behind a load balancer"),
+    f"{SERVE} --worker-extension-cls m.C": ("one worker class per device", "LLM.collective_rpc"),
     f"{SERVE} --quantization awq": ("quantization='awq' needs a checkpoint", "int8, int4"),
     f"{SERVE} --log-config-file x": (NOT_YET, "--log-level"),
     # Values.

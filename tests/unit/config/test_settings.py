@@ -97,7 +97,7 @@ def test_bad_values_of_every_setting_are_refused_with_its_name(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("trust_remote_code", True), ("quantization", "torchao"), ("quantization", "quark")],
+    [("quantization", "torchao"), ("quantization", "quark")],
 )
 def test_what_is_known_and_not_honoured_is_refused_before_any_model_is_read(name: str, value: object) -> None:
     with pytest.raises(UnsupportedError, match=f"{name}=") as caught:

@@ -70,7 +70,6 @@ BAD_FLAGS = {
     "not supported yet": (["--enable-lora"], UnsupportedError, "leave out enable_lora"),
     "not supported yet with a value": (["--stream-interval", "4"], UnsupportedError, "leave out stream_interval"),
     "not supported yet with json": (["--lora-dtype", '{"a": 1}'], UnsupportedError, "leave out lora_dtype"),
-    "remote code": (["--trust-remote-code"], UnsupportedError, "leave out trust_remote_code"),
 }
 
 
@@ -82,8 +81,9 @@ def test_a_bad_flag_is_refused_with_the_fix(argv: list[str], error: type[QuireCl
 
 
 def test_neutral_values_of_flags_not_supported_yet_are_accepted() -> None:
-    neutral = ("--disable-custom-all-reduce", "--no-enable-lora", "--stream-interval", "1", "prompt")
-    assert parse(*neutral) == QuireConfig()
+    neutral = ("--disable-custom-all-reduce", "--no-enable-lora", "--stream-interval", "1", "-n", "1", "prompt")
+    assert parse(*neutral, "--trust-remote-code", "-dpl", "1") == QuireConfig()
+    assert parse("-dp", "2", "-dpl", "2").parallel.data_parallel_size == 2
     assert parse("--enforce-eager", "prompt").model.enforce_eager
 
 
