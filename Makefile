@@ -165,6 +165,10 @@ test-parallel: $(VENV)/.test       ## 2 and 4 ranks and pipeline stages give the
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --experts
 	$(BIN)/python -m tests.parallel.kills --count $(or $(COUNT),20) --ranks 1 --stages 2
 
+.PHONY: test-combinations
+test-combinations: $(VENV)/.test   ## ranks, stages, drafts, tiers, preemption and sizes of steps drawn at random: the bytes of an engine with none; COUNT=200, SEED=0
+	$(BIN)/python -m tests.parallel.combinations --count $(or $(COUNT),200) --seed $(or $(SEED),0)
+
 .PHONY: test-speculation
 test-speculation: $(VENV)/.test    ## the same bytes with drafts: every method, kind of request, tier and format; COUNT=500, SEED=0
 	$(BIN)/python -m tests.robustness.speculation --count $(or $(COUNT),500) --seed $(or $(SEED),0)
