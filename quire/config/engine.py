@@ -111,7 +111,11 @@ class SupervisionConfig:
         "lines, stacks, requests in flight without text and tokens; auto = reports in the cache directory, none = off.",
     )
     max_restarts: int = setting(
-        5, "Give up after this many consecutive restarts of the engine core without progress.", minimum=0, maximum=1000
+        5,
+        "Give up after this many consecutive restarts of the engine core that last less than 60 s and advance no "
+        "request.",
+        minimum=0,
+        maximum=1000,
     )
     enable_sleep_mode: bool = setting(
         False, "Let /sleep and LLM.sleep() give back the memory of weights and KV cache, and /wake_up get it back."

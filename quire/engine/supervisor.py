@@ -40,6 +40,7 @@ RETRY_S = 0.25  # doubled with each try
 UNAVAILABLE_S = 10.0
 FINISH_POLL_S = 0.05
 HEALTH_STALLED_S = 2.0
+HEALTHY_S = 60.0  # a core that ran so long is no part of a crash loop, though it may have had no requests
 HEALTH_POLL_S = 0.05
 
 logger = get_logger(__name__)
@@ -81,9 +82,8 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._restarting: asyncio.Task[None] | None = None
         self._is_closed = self._is_resting = self._is_holding = False
-        self.weight_version, self.is_paused = "", False
-        self.num_restarts = self.num_resumed = 0
-        self._num_failed_restarts = self._num_steps = self._num_reports = 0
+        self.weight_version, self.is_paused, self._connected_s = "", False, 0.0
+        self.num_restarts = self.num_resumed = self._num_failed_restarts = self._num_steps = self._num_reports = 0
         self._has_lost_cores = False  # since all that is here has advanced
         self._last_stats: SchedulerStats | None = None
         self._report: asyncio.Task[Path | None] | None = None
@@ -362,7 +362,7 @@ class Supervisor:
     # --- when a core dies ---
 
     def _connect(self) -> None:
-        self._client = AsyncMPClient(self._core, self._on_message)
+        self._client, self._connected_s = AsyncMPClient(self._core, self._on_message), time.monotonic()
         self._core.watch_exit(self._on_exit)
 
     def _on_exit(self, core: CoreProcess, reason: str) -> None:
@@ -376,6 +376,7 @@ class Supervisor:
         logger.error("the engine core failed (%s); %d requests will be resumed", reason, len(self._live))
         self._disconnect()
         self._has_lost_cores = True
+        self._num_failed_restarts *= time.monotonic() - self._connected_s < HEALTHY_S
         requests = [(one.message, one.num_deaths) for one in self._live.values()]
         report = partial(write_crash_report, core.remains(), reason, requests, self._last_stats)
         if not core.has_ended_with_group:

@@ -109,6 +109,25 @@ def test_new_requests_do_not_wait_for_a_replica_that_restarts():
     run(test)
 
 
+@pytest.mark.parametrize(("healthy_s", "num_deaths"), [(0.0, 4), (60.0, 1)])
+def test_a_core_that_ran_for_long_is_replaced_however_often_though_no_request_came(monkeypatch, healthy_s, num_deaths):
+    monkeypatch.setattr(supervisor, "HEALTHY_S", healthy_s)
+
+    async def test(fleet: Fleet) -> None:
+        fleet.engine._supervisor.attach()
+        for number in range(num_deaths):
+            fleet.cores[1].die()
+            while fleet.engine.num_restarts == number:
+                await asyncio.sleep(0.001)
+        assert fleet.engine.num_ready_replicas == 2
+        if healthy_s:
+            fleet.cores[1].die()
+            while 1 in fleet.engine._supervisor.indexes:
+                await asyncio.sleep(0.001)
+
+    run(test, max_restarts=1)
+
+
 def test_the_last_replica_takes_the_engine_with_it():
     async def test(fleet: Fleet) -> None:
         streams = await begin(fleet)
