@@ -103,5 +103,10 @@ class ParallelConfig:
         """Processes that compute the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def world_size_across_dp(self) -> int:
+        """Processes that compute the model, those of all replicas together."""
+        return self.num_ranks * self.data_parallel_size
+
     def __post_init__(self) -> None:
         check_settings(self)

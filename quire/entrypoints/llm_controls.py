@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from quire.metrics.records import Metric
 
 POOLING = "Quire does not support pooling models (embeddings, classification, scores, rewards) yet"
-SLEEP = "Quire cannot release the memory of a running engine yet: shut it down and create a new one"
+SLEEP = "the KV cache is given back together with the weights: use sleep()"
+TRANSFERS = "weights are replaced from a directory: use AsyncLLM.update_weights, or a server's /update_weights"
 
 
 def _absent(name: str, why: str) -> Callable[..., NoReturn]:
@@ -59,8 +60,9 @@ class EngineControls:
         return self.llm_engine.get_metrics()
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Processes that hold a part of the model: 1."""
-        return 1
+        """Processes that compute the model, those of all replicas together unless `include_dp` is False."""
+        parallel = self.llm_engine.config.parallel
+        return parallel.world_size_across_dp if include_dp else parallel.num_ranks
 
     def collective_rpc(
         self,
@@ -69,7 +71,7 @@ class EngineControls:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call the worker.
+        """Call the worker. With an external launcher it is that of this script's rank.
 
         Args:
             method: name of a method of `quire.worker.worker.Worker`, or a function of the worker.
@@ -81,8 +83,16 @@ class EngineControls:
 
         Raises:
             ValidationError: the worker has no such method.
-            UnsupportedError: the engine's core runs in another process.
+            UnsupportedError: there are several workers, or the engine's core runs in another process.
         """
+        parallel = self.llm_engine.config.parallel
+        if parallel.world_size_across_dp > 1 and not parallel.is_launched:
+            raise UnsupportedError(
+                f"collective_rpc and apply_model call the worker of this process, and {parallel.world_size_across_dp} "
+                "processes compute the model",
+                hint="leave out the settings of several processes, or use distributed_executor_backend="
+                "'external_launcher': each rank's script calls its own worker", field="collective_rpc",
+            )  # fmt: skip
         return [self.llm_engine.call_worker(method, *args, **(kwargs or {}))]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
@@ -147,7 +157,11 @@ class EngineControls:
     score = _absent("score", POOLING)
     reward = _absent("reward", POOLING)
     release_kv_cache_memory = _absent("release_kv_cache_memory", SLEEP)
-    init_weight_transfer_engine = _absent(
-        "init_weight_transfer_engine", "Quire cannot update the weights of an engine yet"
-    )
-    update_weights = _absent("update_weights", "Quire cannot update the weights of an engine yet")
+    init_weight_transfer_engine = _absent("init_weight_transfer_engine", TRANSFERS)
+    shutdown_weight_transfer_engine = _absent("shutdown_weight_transfer_engine", TRANSFERS)
+    start_weight_update = _absent("start_weight_update", TRANSFERS)
+    start_draft_weight_update = _absent("start_draft_weight_update", TRANSFERS)
+    update_weights = _absent("update_weights", TRANSFERS)
+    finish_weight_update = _absent("finish_weight_update", TRANSFERS)
+    get_weight_version = _absent("get_weight_version", TRANSFERS)
+    update_weight_version = _absent("update_weight_version", TRANSFERS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from quire.core.sampling_params import SamplingParams
@@ -31,7 +33,8 @@ def texts(outputs):
     [
         ("encode", "pooling models"), ("embed", "pooling models"), ("classify", "pooling models"),
         ("score", "pooling models"), ("reward", "pooling models"),
-        ("release_kv_cache_memory", "memory of a running engine"),
+        ("release_kv_cache_memory", r"use sleep\(\)"), ("update_weights", "from a directory"),
+        ("start_weight_update", "from a directory"),
     ],
 )  # fmt: skip
 def test_a_method_that_is_missing_names_its_feature(llm, name, feature):
@@ -43,6 +46,17 @@ def test_a_worker_elsewhere_cannot_be_called(llm):
     with pytest.raises(UnsupportedError, match="another process"):
         llm.collective_rpc("anything")
     with pytest.raises(UnsupportedError, match="another process"):
+        llm.apply_model(lambda model: model)
+
+
+def test_workers_of_several_processes_are_counted_and_not_called(llm):
+    config = llm.llm_engine.config
+    parallel = dataclasses.replace(
+        config.parallel, tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=3
+    )
+    llm.llm_engine.config = dataclasses.replace(config, parallel=parallel)
+    assert (llm.get_world_size(), llm.get_world_size(include_dp=False)) == (12, 4)
+    with pytest.raises(UnsupportedError, match=r"12 processes compute the model\nhint: .*external_launcher"):
         llm.apply_model(lambda model: model)
 
 
