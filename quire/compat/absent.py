@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from quire.errors import UnsupportedError
 
@@ -28,6 +28,16 @@ def absent_class(name: str, feature: str) -> type:
         raise UnsupportedError(f"{name}: Quire does not support {feature} yet", hint=f"leave out {name}", field=name)
 
     return type(name, (), {"__init__": refuse, "__doc__": f"Not supported: Quire does not support {feature} yet."})
+
+
+def absent_method(owner: str, name: str, why: str) -> Callable[..., NoReturn]:
+    """A method of class `owner` that is an `UnsupportedError` with the reason when it is called."""
+
+    def refuse(self: object, *_: Any, **__: Any) -> NoReturn:
+        raise UnsupportedError(f"{owner}.{name}: {why}", hint=f"do not call {name}", field=name)
+
+    refuse.__name__, refuse.__doc__ = name, f"Not supported: {why}."
+    return refuse
 
 
 def module_getattr(

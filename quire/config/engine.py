@@ -180,6 +180,36 @@ class QuireConfig:
         return self.kv_transfer is not None or self.cache.offload_field is not None
 
     @property
+    def model_config(self) -> ModelConfig:
+        """`model`, by vLLM's name; so are the ones below."""
+        return self.model
+
+    @property
+    def cache_config(self) -> CacheConfig:
+        """`cache`."""
+        return self.cache
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """`scheduler`."""
+        return self.scheduler
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """`parallel`."""
+        return self.parallel
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig | None:
+        """`speculative`."""
+        return self.speculative
+
+    @property
+    def kv_transfer_config(self) -> KVTransferConfig | None:
+        """`kv_transfer`."""
+        return self.kv_transfer
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of one request, prompt and output; of a resolved configuration."""
         assert self.model.max_model_len is not None, "resolve() sets max_model_len"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quire import envs
 from quire.config import QuireConfig
 from quire.config.build import build_config
+from quire.config.model import ModelConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.outputs import RequestOutput
 from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
@@ -55,6 +56,16 @@ class LLMEngine:
             self._stat_logger, self._metrics = StatLogger(), OfflineMetrics(parts.config)
         self._plugin_loggers = StatLoggers(parts.config)
         self._dead: EngineDeadError | None = None
+
+    @property
+    def vllm_config(self) -> QuireConfig:
+        """`config`, by vLLM's name."""
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Settings of the model, `max_model_len` among them."""
+        return self.config.model
 
     @classmethod
     def from_config(cls, config: QuireConfig, *, in_process: bool = True, **options: Any) -> LLMEngine:
@@ -215,6 +226,11 @@ class LLMEngine:
                 "sleep mode is off", hint="create it with enable_sleep_mode=True", field="enable_sleep_mode"
             )
         return self._client
+
+    def do_log_stats(self) -> None:
+        """Log now what was counted since the last line of statistics; nothing where nothing is counted."""
+        if self._stat_logger is not None:
+            self._stat_logger.flush()
 
     def get_metrics(self) -> list[Metric]:
         """What was counted, under the names of a server's /metrics.

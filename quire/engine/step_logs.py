@@ -34,9 +34,17 @@ class StepLogs:
         if self._is_shown:
             self._logger(step.engine_index).record(step)
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush)
+                self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self.flush)
         if self._has_plugins:
             self._plugins.record(step)
+
+    def flush(self) -> None:
+        """Log what came since the last line; the next step starts the timer anew."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for one in self._loggers.values():
+            one.flush()
 
     def close(self) -> None:
         """Log nothing more."""
@@ -51,9 +59,3 @@ class StepLogs:
             name = f"replica {engine_index}: " if self._names_replicas else ""
             found = self._loggers[engine_index] = StatLogger(name=name)
         return found
-
-    def _flush(self) -> None:
-        """Log what came since the last line; the next step starts the timer anew."""
-        self._timer = None
-        for one in self._loggers.values():
-            one.flush()

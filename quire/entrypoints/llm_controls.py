@@ -13,6 +13,7 @@ from quire.errors import UnsupportedError, ValidationError
 from quire.tokenization.hf_tokenizer import HFTokenizer
 
 if TYPE_CHECKING:
+    from quire.config.model import ModelConfig
     from quire.engine.llm_engine import LLMEngine
     from quire.metrics.records import Metric
 
@@ -36,6 +37,11 @@ class EngineControls:
     """Of an `LLM`: its tokenizer, figures, worker; and methods that users of vLLM know and Quire does not have."""
 
     llm_engine: LLMEngine
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Settings of the model, `max_model_len` among them."""
+        return self.llm_engine.model_config
 
     def get_tokenizer(self) -> HFTokenizer:
         """The model's tokenizer, with the methods of Hugging Face's.

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from quire.compat.vllm import LLM, AsyncLLMEngine, EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from quire.compat.vllm.config import CompilationConfig
 from quire.compat.vllm.distributed import cleanup_dist_env_and_memory
 from quire.compat.vllm.engine.arg_utils import AsyncEngineArgs
 from quire.compat.vllm.inputs import TextPrompt, TokensPrompt
@@ -56,13 +57,16 @@ def test_an_engine_stepped_by_hand(args):
     assert sorted(len(output.outputs) for output in finished) == [1, 2]
     with pytest.raises(UnsupportedError, match="lora_request"):
         engine.add_request("x", "a", SamplingParams(), lora_request=object())
+    assert engine.vllm_config.cache_config is engine.config.cache and engine.vllm_config.parallel_config.num_ranks == 1
+    engine.do_log_stats()
     engine.shutdown()
     cleanup_dist_env_and_memory()
 
 
 def test_one_call_with_every_kind_of_prompt_and_a_processor_of_vllms(args):
-    values = dict(args) | {"logits_processors": [OnlyToken]}
+    values = dict(args) | {"logits_processors": [OnlyToken], "compilation_config": CompilationConfig(level=3)}
     with LLM(**values) as llm:
+        assert llm.model_config.max_model_len == llm.llm_engine.model_config.max_model_len == 256
         params = [
             SamplingParams(temperature=0, max_tokens=4, extra_args={"target_token": 128}),
             SamplingParams(
@@ -90,6 +94,15 @@ def test_streams_on_an_event_loop_stop_pause_and_end():
         with pytest.raises(ValidationError, match="while the engine is paused"):
             await engine.pause_generation(mode="wait")
         await engine.resume_generation()
+        assert engine.is_running and not engine.is_stopped and engine.vllm_config.model_config is engine.model_config
+        assert (await engine.get_model_config()).max_model_len == 256 and await engine.list_loras() == set()
+        assert await engine.get_supported_tasks() == ("generate",) and not await engine.is_tracing_enabled()
+        with pytest.raises(ValidationError, match=r"no directory\nhint: set profile="):
+            await engine.start_profile()
+        await engine.do_log_stats()
+        assert engine.get_tokenizer().apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+        with pytest.raises(UnsupportedError, match="AsyncLLM.add_lora: LoRA adapters are not supported"):
+            await engine.add_lora(None)
         long = SamplingParams(max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
         added = await engine.add_request("d", "Once", long)
         await engine.abort("d")

@@ -153,10 +153,10 @@ def test_processors_of_the_second_model_runner_name_what_they_are():
 
 
 def test_a_class_that_is_missing_can_be_imported_and_says_so_when_it_is_made():
-    from quire.compat.vllm.config import ProfilerConfig
+    from quire.compat.vllm.config import PoolerConfig
     from quire.compat.vllm.lora.request import LoRARequest
 
-    for kind in (ProfilerConfig, LoRARequest):
+    for kind in (PoolerConfig, LoRARequest):
         with pytest.raises(UnsupportedError, match=f"{kind.__name__}: Quire does not support"):
             kind("a", 1)
 

@@ -54,7 +54,7 @@ ABSENT = {
     "pooling_params.PoolingParams": "pooling models",
     "assets.image.ImageAsset": "image",
     "multimodal.utils.fetch_image": "image",
-    "distributed.parallel_state.get_world_group": "parallelism",
+    "distributed.parallel_state.get_world_group": "groups of processes",
     "distributed.weight_transfer.nccl_engine.NCCLTrainerInitInfo": "weight updates",
     "model_executor.models.ModelRegistry": "model classes",
     "v1.core.kv_cache_manager.KVCacheManager": "internal module",

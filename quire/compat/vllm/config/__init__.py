@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from quire.compat.absent import absent_class
 from quire.compat.vllm.config.kv_transfer import ECTransferConfig, KVTransferConfig
-from quire.compat.vllm.features import (
-    COMPILATION,
-    LORA,
-    POOLING,
-    PROFILER,
-    WEIGHT_TRANSFER,
-)
+from quire.compat.vllm.features import LORA, POOLING, WEIGHT_TRANSFER
 from quire.config import QuireConfig as VllmConfig
 from quire.config.speculative import SpeculativeConfig
 
@@ -54,8 +48,28 @@ class KVEventsConfig(TypedDict, total=False):
     topic: str
 
 
-ProfilerConfig = absent_class("ProfilerConfig", PROFILER)
+class ProfilerConfig(TypedDict, total=False):
+    """How steps are profiled once that is started; for `profiler_config`."""
+
+    profiler: str
+    torch_profiler_dir: str
+    torch_profiler_record_shapes: bool
+    torch_profiler_with_stack: bool
+    delay_iterations: int
+    max_iterations: int
+
+
+class CompilationConfig(TypedDict, total=False):
+    """For `compilation_config`, which is accepted without effect: nothing is compiled at startup."""
+
+    mode: Any
+    level: int
+    backend: str
+    cudagraph_mode: Any
+    cudagraph_capture_sizes: list[int]
+    custom_ops: list[str]
+
+
 PoolerConfig = absent_class("PoolerConfig", POOLING)
 WeightTransferConfig = absent_class("WeightTransferConfig", WEIGHT_TRANSFER)
-CompilationConfig = absent_class("CompilationConfig", COMPILATION)
 LoRAConfig = absent_class("LoRAConfig", LORA)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from quire.compat.absent import absent
-from quire.compat.vllm.features import RUNNER_V2
+from quire.compat.vllm.features import WORKERS
 
-raise absent("vllm.v1.worker", RUNNER_V2)
+raise absent("vllm.v1.worker", WORKERS)
