@@ -2,7 +2,7 @@
 
 Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (serving). Modules by topic:
 
-    engine core        core, step_recovery, in_flight, fault_bisector, grammar_gate, core_factory
+    engine core        core, step_recovery, in_flight, fault_bisector, grammar_gate, core_factory, step_measurements
     its process        core_proc, core_launcher, spare_process, core_link, heartbeat, hang_detector, supervisor,
                        live_request, core_client, process_watch, crash_reports, replica_traces
     weights and sleep  weight_controls, weight_update, sleep_levels

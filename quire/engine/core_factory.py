@@ -23,6 +23,7 @@ from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
 from quire.engine.named_plugins import check_plugins
 from quire.engine.speculation_reports import SpeculationReports
+from quire.engine.step_measurements import measure_steps
 from quire.engine.step_meter import make_meter
 from quire.engine.step_recovery import StepRecovery
 from quire.engine.tier_factory import start_tier
@@ -37,6 +38,7 @@ from quire.sample.logits_processor import ProcessorSource
 from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.live_state import live_state
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
+from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
 from quire.utils.paths import why_no_directory
@@ -85,6 +87,9 @@ def build_core(
     with timer.phase("KV cache"):
         recovery = StepRecovery()
         setup = dataclasses.replace(_plan_memory(config, executor), has_proposer=proposer is not None)
+    if isinstance(controller, SpeculationController) and experts is None:
+        with timer.phase("step costs"):
+            _measure_steps(config, executor, setup, controller)
     grammars = make_grammars(config)
     if proposer is not None:
         proposer = FilteredProposer(proposer, grammars.followed)
@@ -151,6 +156,19 @@ def _make_speculation(
         executor = DraftingExecutor(executor, of_model)
     proposer, controller = make_proposer(speculative, of_model), make_controller(speculative)
     return proposer, controller, SpeculationReports(stats_reader(proposer, controller)), executor
+
+
+def _measure_steps(
+    config: QuireConfig, executor: Executor, setup: SchedulerSetup, controller: SpeculationController
+) -> None:
+    """What steps with drafts take here, before there are requests: the controller starts from it."""
+    speculative = config.speculative
+    if speculative is None or speculative.acceptance != "sampled" or setup.max_steps_in_flight > 1:
+        return  # drafts must be of the model there; or several stages compute steps in turn
+    if setup.scheduler.has_plugin:
+        return
+    want_drafts = executor.want_drafts if isinstance(executor, DraftingExecutor) else None
+    controller.begin(measure_steps(executor, setup, speculative.num_tokens, want_drafts))
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

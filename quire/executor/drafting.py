@@ -83,9 +83,13 @@ class ModelProposer:
         """As `DraftProposer`."""
         self._needs_chain.discard(handle)
 
+    def want_drafts(self) -> None:
+        """Have the worker draft behind the step that is planned."""
+        self._is_wanted = True
+
     def propose(self, rows: DraftRows) -> Proposals:
         """As `DraftProposer`: what the worker drafted behind the tokens that these rows have."""
-        self._is_wanted = True
+        self.want_drafts()
         drafts, scores = list[np.ndarray](), list[np.ndarray]()
         lengths, limits, handles = rows.num_tokens.tolist(), rows.max_tokens.tolist(), rows.handles.tolist()
         for row, length, most, handle in zip(rows.rows.tolist(), lengths, limits, handles, strict=True):
@@ -154,6 +158,10 @@ class DraftingExecutor(Executor):
     def __init__(self, executor: Executor, proposer: ModelProposer) -> None:
         self._executor = executor
         self._proposer = proposer
+
+    def want_drafts(self) -> None:
+        """As `ModelProposer`."""
+        self._proposer.want_drafts()
 
     def kv_cache_specs(self) -> dict[str, KVCacheSpec]:
         """As `Executor`."""

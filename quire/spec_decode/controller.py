@@ -19,12 +19,13 @@ What is decided follows from what was recorded alone; no clock is read and nothi
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from quire.core.drafts import Proposals, SpeculatedStep, StepLoad
 from quire.core.speculation_stats import BucketStats, ControllerStats, Reason
-from quire.spec_decode.cost_table import CostTable
+from quire.spec_decode.cost_table import CostTable, MeasuredStep
 from quire.spec_decode.draft_budget import (
     MIN_GAIN,
     DraftBudget,
@@ -83,6 +84,12 @@ class SpeculationController:
         self._is_probe = False
         self._reasons = dict.fromkeys(Reason, 0)
 
+    def begin(self, measured: Sequence[MeasuredStep]) -> None:
+        """Start from what steps took before there were requests; real steps correct it."""
+        self._costs.begin(measured)
+        drafting = [step.drafting_s for step in measured if step.num_decoding == 1 and step.drafting_s]
+        self._newest_proposing_s = min(drafting, default=0.0)
+
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain."""
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
@@ -137,7 +144,7 @@ class SpeculationController:
         if not most:
             return np.zeros(len(counts), dtype=np.int32)
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
-        most = min(most, max(FIRST_DEPTH, len(counts), 2 * self._costs.most_tried(bucket)))
+        most = min(most, max(FIRST_DEPTH, len(counts), self._costs.most_foreseen, 2 * self._costs.most_tried(bucket)))
         chances, ranked = self._ranked(proposals)
         numbers = common_budgets(load.num_decoding, most)
         best = best_budget(chances, load.num_decoding, numbers, self._seconds(bucket, load.num_decoding, numbers))

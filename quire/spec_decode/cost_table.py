@@ -1,16 +1,18 @@
 """CostTable: what a step lasts on this machine, by its tokens and contexts; learned from the steps that it runs.
 
-Called by the draft controller. Owns the measurements. Nothing is measured at start: the first real steps are the first
-measurements, and what was not seen lies between what was. A plain step of n decoding rows and o prompt tokens lasts
-plain(n) + o * prompt_token; b drafts make it longer by a share of plain(n) that is learned for each load, with what
-drafts cost beside their tokens (several rounds of sampling, longer messages). No curve falls with its tokens.
+Called by the draft controller. Owns the measurements. A few steps measured at start say how steps grow with their
+tokens, real steps how long they are; what was not seen lies between what was, in the form of those at the start. A
+plain step of n decoding rows and o prompt tokens lasts plain(n) + o * prompt_token; b drafts make it longer by a share
+of plain(n) that is learned for each load, with what drafts cost beside their tokens (several rounds of sampling, longer
+messages). No curve falls with its tokens.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,26 @@ NEWEST_SHARE = 1 / 16
 MIN_HAT = 0.25
 # One measurement moves a curve by no more than these factors: a machine may be away for a while.
 LEAST_RATIO, MOST_RATIO = 0.5, 2.0
+
+
+Prior = Callable[[int], float]
+"""By which share of a plain step so many drafts make it longer, as far as that is known without measuring them."""
+
+
+class MeasuredStep(NamedTuple):
+    """A step of short contexts that was measured at start.
+
+    Attributes:
+        num_decoding: rows that decode.
+        num_drafts: of all rows together.
+        seconds: to compute and sample.
+        drafting_s: that a model took besides to draft for the next step; 0 = there is none, or it was not asked.
+    """
+
+    num_decoding: int
+    num_drafts: int
+    seconds: float
+    drafting_s: float = 0.0
 
 
 class LearnedCurve:
@@ -92,10 +114,9 @@ class LearnedCurve:
 
 
 class DraftsCurve:
-    """How much longer drafts make a step, as a share of the plain one; between numbers that were measured, on a line.
+    """How much longer drafts make a step, as a share of the plain one.
 
-    A number costs no more than larger ones were measured to, and beyond the largest the line of the last two goes on;
-    where one was measured, with the slope of plain steps. What is estimated too low is chosen, and so is measured.
+    A number costs no more than larger ones were measured to. What is estimated too low is chosen, and so is measured.
     """
 
     def __init__(self) -> None:
@@ -116,21 +137,30 @@ class DraftsCurve:
         """Whether a number that is near was measured so often that one measurement more says little."""
         return self._counts.get(_knot_below(num_drafts), 0) * NEWEST_SHARE >= 1.0
 
-    def value(self, num_drafts: int, prior_share: float) -> float:
-        """The share of so many drafts, at least 1; `prior_share` for each while nothing was measured."""
+    def value(self, num_drafts: int, prior: Prior) -> float:
+        """The share of so many drafts, at least 1; between and beyond those that were measured in the form of `prior`.
+
+        Beyond them it goes on as a part of `prior` that is as large as before, all of it at most; and as steep as the
+        line between the last two at least.
+        """
         numbers, shares = self._numbers, self._shares
-        last = numbers[-1]
+        last, expected = numbers[-1], prior(num_drafts)
         if not last:
-            return prior_share * num_drafts
+            return expected
         if num_drafts >= last:
-            slope = prior_share
+            foreseen = prior(last)
+            more = (expected - foreseen) * min(1.0, shares[-1] / foreseen if foreseen > 0.0 else 1.0)
             if len(numbers) > 2:
-                slope = max(slope, (shares[-1] - shares[-2]) / (last - numbers[-2]))
-            return shares[-1] + slope * (num_drafts - last)
+                more = max(more, (shares[-1] - shares[-2]) / (last - numbers[-2]) * (num_drafts - last))
+            return shares[-1] + more
         high = bisect_right(numbers, num_drafts)
         low = high - 1
-        share = (num_drafts - numbers[low]) / (numbers[high] - numbers[low])
-        return shares[low] + share * (shares[high] - shares[low])
+        start = prior(numbers[low]) if low else 0.0
+        rise = prior(numbers[high]) - start
+        share = (
+            (num_drafts - numbers[low]) / (numbers[high] - numbers[low]) if rise <= 0.0 else (expected - start) / rise
+        )
+        return shares[low] + min(max(share, 0.0), 1.0) * (shares[high] - shares[low])
 
     def least(self, num_drafts: int) -> float | None:
         """What so many drafts cost at least: no less than fewer do. None = this, or none as large, was measured."""
@@ -171,16 +201,37 @@ class CostTable:
 
     Attributes:
         prediction_ratio: measured over predicted seconds of the steps of late, an exponential mean.
+        most_foreseen: drafts up to which steps were measured at start; 0 = none were.
     """
 
     def __init__(self) -> None:
         self._knots = np.array(KNOTS, dtype=np.float64)
+        self._shape = 1.0 + PRIOR_SLOPE * (self._knots - 1.0)
+        self.most_foreseen = 0
         self._plain: dict[int, LearnedCurve] = {}
         self._drafted: dict[LoadBucket, DraftsCurve] = {}
         self._newest_drafted: DraftsCurve | None = None
         self._prompt_token_s = 0.0
         self._num_prompts = 0
         self.prediction_ratio = 1.0
+
+    def begin(self, measured: Sequence[MeasuredStep]) -> None:
+        """Start from steps that were measured before there were requests.
+
+        The least of each number of tokens counts, and none more than larger ones: what disturbs a step makes it longer.
+        """
+        least: dict[int, float] = {}
+        for step in measured:
+            num_tokens = step.num_decoding + step.num_drafts
+            least[num_tokens] = min(step.seconds, least.get(num_tokens, step.seconds))
+        numbers = sorted(least)
+        if len(numbers) < 2 or numbers[0] != 1 or min(least.values()) <= 0.0:
+            return
+        seconds = list(accumulate((least[number] for number in reversed(numbers)), min))[::-1]
+        slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
+        beyond = slope * np.maximum(0.0, self._knots - numbers[-1])
+        self._shape = (np.interp(self._knots, numbers, seconds) + beyond) / seconds[0]
+        self.most_foreseen = numbers[-1] - 1
 
     def is_measured(self, bucket: LoadBucket) -> bool:
         """Whether a plain step of about these contexts was measured; False = what is predicted is in no unit."""
@@ -201,15 +252,18 @@ class CostTable:
         Args:
             numbers: of drafts, at least 1, rising; with them seconds never fall.
         """
-        plain_s, prior_share = self._plain_and_prior(bucket, num_decoding)
+        plain_s, prior = self._plain_and_prior(bucket, num_decoding)
         curve = self._drafted_curve(bucket)
-        return [plain_s, *(plain_s * (1.0 + curve.value(number, prior_share)) for number in numbers)]
+        return [plain_s, *(plain_s * (1.0 + curve.value(number, prior)) for number in numbers)]
 
-    def _plain_and_prior(self, bucket: LoadBucket, num_decoding: int) -> tuple[float, float]:
-        """Seconds of a plain step, and the share of them that a draft costs while none was measured."""
+    def _plain_and_prior(self, bucket: LoadBucket, num_decoding: int) -> tuple[float, Prior]:
+        """Seconds of a plain step, and by which share of them drafts make it longer as far as none was measured."""
         plain = self._plain_curve(bucket)
         plain_s = plain.value(num_decoding)
-        return plain_s, (plain.value(num_decoding + 1) - plain_s) / plain_s
+        if not self.most_foreseen:
+            slope = (plain.value(num_decoding + 1) - plain_s) / plain_s
+            return plain_s, lambda num_drafts: slope * num_drafts
+        return plain_s, lambda num_drafts: plain.value(num_decoding + num_drafts) / plain_s - 1.0
 
     def most_tried(self, bucket: LoadBucket) -> int:
         """Drafts up to which a step of this load was measured, or one that is like it; 0 = none was."""
@@ -252,8 +306,8 @@ class CostTable:
     def _note_prediction(
         self, bucket: LoadBucket, num_decoding: int, num_drafts: int, prompts_s: float, seconds: float
     ) -> None:
-        plain_s, prior_share = self._plain_and_prior(bucket, num_decoding)
-        share = self._drafted_curve(bucket).value(num_drafts, prior_share) if num_drafts else 0.0
+        plain_s, prior = self._plain_and_prior(bucket, num_decoding)
+        share = self._drafted_curve(bucket).value(num_drafts, prior) if num_drafts else 0.0
         predicted_s = prompts_s + plain_s * (1.0 + share)
         ratio = min(max(seconds / predicted_s, LEAST_RATIO), MOST_RATIO)
         self.prediction_ratio += NEWEST_SHARE * (ratio - self.prediction_ratio)
@@ -273,7 +327,7 @@ class CostTable:
         """The curve of contexts that were not seen yet begins as that of the nearest ones."""
         if self._plain:
             return self._plain[min(self._plain, key=lambda known: abs(known - context_class))].successor()
-        return LearnedCurve(self._knots, 1.0 + PRIOR_SLOPE * (self._knots - 1.0))
+        return LearnedCurve(self._knots, self._shape)
 
     def _drafted_curve(self, bucket: LoadBucket) -> DraftsCurve:
         curve = self._drafted.get(bucket)

@@ -10,6 +10,8 @@ import pytest
 from quire.core.drafts import SpeculatedStep, StepLoad
 from quire.core.speculation_stats import Reason
 from quire.spec_decode.controller import SpeculationController
+from quire.spec_decode.cost_table import CostTable, MeasuredStep
+from quire.spec_decode.load import bucket_of
 from tests.unit.spec_decode.simulated_machine import COSTS, NO_DRAFTS, Drafter, fixed_ratio, linear, play, staircase
 
 ROWS: dict[str, Callable[[int], int]] = {
@@ -57,6 +59,57 @@ def test_good_proposers_come_near_the_best_fixed_budget(cost: str, chance: float
         SpeculationController(), drafter, COSTS[cost], num_rows=lambda step: num_rows, num_steps=600, noise=0.05
     )
     assert found.ratio >= 0.8 * best
+
+
+def begun(cost: Callable[[int], float]) -> SpeculationController:
+    """A controller that was given what steps of one and of four rows take at start."""
+    controller = SpeculationController()
+    controller.begin(
+        [
+            MeasuredStep(rows, rows * most, cost(rows + rows * most))
+            for rows in (1, 4)
+            for most in (0, 1, 2, 4, 8, 16, 32)
+        ]
+    )
+    return controller
+
+
+def test_where_steps_measured_at_start_say_that_drafts_do_not_pay_none_are_tried():
+    drafter = Drafter(lambda step: 0.9, length=24)
+    begun_ratio, ratio = (
+        play(controller, drafter, staircase, num_rows=lambda step: 4, num_steps=40, noise=0.05).ratio
+        for controller in (begun(staircase), SpeculationController())
+    )
+    assert begun_ratio > 0.98 > ratio
+
+
+def test_costs_of_more_drafts_are_taken_for_lower_where_fewer_cost_less_than_expected():
+    drafter = Drafter(lambda step: 0.9, length=24)
+    best = max(fixed_ratio(drafter, COSTS["flat"], 4, number) for number in (4, 8, 16, 24))
+    played = play(SpeculationController(), drafter, COSTS["flat"], num_rows=lambda step: 4, num_steps=600, noise=0.05)
+    assert played.ratio >= 0.9 * best
+
+
+@pytest.mark.parametrize(("believed", "cost"), [("flat", "steep"), ("steep", "flat"), ("staircase", "convex")])
+def test_real_steps_correct_what_was_measured_at_start(believed: str, cost: str):
+    for adversary in ADVERSARIES.values():
+        assert play(begun(COSTS[believed]), adversary, COSTS[cost], num_steps=600, noise=0.05).ratio >= 0.98
+    drafter = Drafter(lambda step: 0.9, length=16)
+    best = max(fixed_ratio(drafter, COSTS[cost], 1, number) for number in (0, 1, 2, 4, 8, 16))
+    assert play(begun(COSTS[believed]), drafter, COSTS[cost], num_steps=600, noise=0.05).ratio >= 0.8 * best
+
+
+def test_a_step_that_was_interrupted_at_start_is_no_measure():
+    measured = [MeasuredStep(1, number, linear(1 + number)) for number in (0, 4, 16)]
+    costs, disturbed = CostTable(), CostTable()
+    costs.begin(measured)
+    disturbed.begin([*measured, MeasuredStep(1, 4, 0.5), MeasuredStep(1, 0, 0.5)])
+    bucket, numbers = bucket_of(1, 0, 100), (1, 4, 10, 16, 32)
+    assert disturbed.decode_seconds(bucket, 1, numbers) == costs.decode_seconds(bucket, 1, numbers)
+    scale = linear(1) / costs.decode_seconds(bucket, 1, ())[0]
+    assert [scale * step_s for step_s in costs.decode_seconds(bucket, 1, (4, 10, 32))[1:]] == pytest.approx(
+        [linear(5), linear(11), linear(33)]
+    )
 
 
 def test_costs_with_steps_are_found_out():
