@@ -7,6 +7,7 @@ first, and whatever else a program has to load is loaded meanwhile: here, what t
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +93,8 @@ class CoreLauncher:
             ValidationError: there is no model of the same shape.
             QuireError: it cannot be read.
         """
-        if not Path(path).exists():
-            raise ValidationError(f"there is no model at {path[:200]}", hint="give a local directory", field="path")
+        if not path or not os.path.exists(path):  # which is false for what cannot be a path, too
+            raise ValidationError(f"there is no model at {path[:200]!r}", hint="give a local directory", field="path")
         model = self.config.model
         arch = read_model_dir(Path(path)).arch(parse_object("hf_overrides", model.hf_overrides), model.model_impl)
         if arch != self.config.arch:

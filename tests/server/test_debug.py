@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -19,15 +20,17 @@ from quire.errors import ValidationError
 from quire.metrics.live_totals import Distribution
 from quire.models.hub import resolve_model_path
 from quire.scheduler.live_state import live_state
+from quire.server.app import make_app
 from quire.server.debug import feed as feed_module
 from quire.server.debug import planning
 from quire.server.debug.feed import INTERVAL_S, StateFeed
 from quire.server.debug.planning import Planner, PlanRequest
+from quire.server.debug.routes import MAX_VIEWERS
 from quire.server.debug.state import DebugState
 from quire.server.http.recent_requests import MAX_ENDED, RecentRequests, RequestTimeline
 from quire.server.http.request_scope import RequestScope
 from tests.server.engines import ScriptedEngine, scripted_config
-from tests.server.servers import RunningServer
+from tests.server.servers import RunningServer, server_config
 from tests.server.test_protocol import CHAT, HELLO, post
 from tests.unit.scheduler.harness import make_request, make_scheduler
 from tests.unit.scheduler.test_live_state import run_step
@@ -82,6 +85,29 @@ def test_events_go_on_with_the_points_that_the_viewer_does_not_have(looked_at):
     assert times == sorted(set(times)) and len(times) >= 2, "each point comes once"
     assert states[0].num_viewers == 1 and states[0].interval_s == INTERVAL_S
     looked_at.wait_until(lambda: get(looked_at, "/debug/state")["num_viewers"] == 0)
+
+
+def test_viewers_that_come_at_once_are_no_more_than_allowed():
+    app, statuses = make_app(ScriptedEngine(), server_config()), []
+    head = {"type": "http", "method": "GET", "path": "/debug/state", "query_string": b"stream=1"}
+
+    async def view() -> None:
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            await asyncio.sleep(0)
+
+        async def receive() -> Any:
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+
+        await app({**head, "headers": [(b"host", b"127.0.0.1")]}, receive, send)
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(view() for _ in range(MAX_VIEWERS + 5)))
+
+    asyncio.run(all_at_once())
+    assert Counter(statuses) == {200: MAX_VIEWERS, 429: 5}
 
 
 def test_a_server_that_drains_ends_the_streams_of_events():
@@ -230,9 +256,12 @@ def test_plans_are_simulated_in_a_process_of_their_own_one_at_a_time(monkeypatch
     planner = Planner()
 
     async def run() -> None:
+        small = PlanRequest(hardware="xeon", num_requests=10, output_tokens=4)
         with pytest.raises(ValidationError, match="H100"):
             await planner.plan(PlanRequest(hardware="abacus"), "x")
-        small = PlanRequest(hardware="xeon", num_requests=10, output_tokens=4)
+        with pytest.raises(ValidationError, match="unknown interconnect") as refused:
+            await planner.plan(msgspec.structs.replace(small, stage_interconnect="/etc/passwd"), "x")
+        assert refused.value.field == "stage_interconnect"
         found = await planner.plan(small, str(resolve_model_path("leaf", None, None)))
         assert found["figures"]["num_answered"] == 10 and found["basis"]["kind"] == "analytic"
         with pytest.raises(ValidationError, match=r"quire plan: .*no-such-directory"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -125,6 +126,27 @@ def test_a_batch_has_the_choices_of_each_conversation(server):
     assert batch["choices"][4]["prompt_token_ids"] == alone[2]["prompt_token_ids"]
     assert batch["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in alone)
     assert server.state.admission.num_answers == 0
+
+
+def test_streams_go_on_while_a_large_batch_is_prepared_and_started(server, monkeypatch):
+    engine, turns, started, counting = server.state.engine, [0], [], []
+    open_stream = engine.open_stream
+
+    def noted(*args: Any, **options: Any) -> Any:
+        if not started:
+            counting.append(asyncio.ensure_future(count()))
+        started.append(turns[0])
+        return open_stream(*args, **options)
+
+    async def count() -> None:
+        while len(started) < 20:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(engine, "open_stream", noted)
+    body = {"messages": [[{"role": "user", "content": "One"}]] * 20, "max_tokens": 2}
+    assert httpx.post(server.url + "/v1/chat/completions/batch", json=body).status_code == 200
+    assert len(set(started)) == 20
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def test_each_request_is_counted_once_whether_it_ends_streams_or_is_left(tmp_pat
         assert f'quire:tenant_prompt_tokens_total{{tenant="red"}} {2.0 * prompt + 16}' in page
 
         # Tenants see themselves alone, keys are shown by their fingerprint; the file can be read meanwhile.
-        own = httpx.get(f"{server.url}/v1/usage?tenant=ops&format=csv", headers=red)
+        assert httpx.get(f"{server.url}/v1/usage?tenant=ops", headers=red).status_code == 403
+        own = httpx.get(f"{server.url}/v1/usage?tenant=red&format=csv", headers=red)
         lines = list(csv.DictReader(own.text.splitlines()))
         assert {line["tenant"] for line in lines} == {"red"} and "red-key" not in own.text
         assert cli.main(["usage", path, "--format", "json", "--tenant", "red"]) == 0
@@ -72,6 +73,7 @@ def test_each_request_is_counted_once_whether_it_ends_streams_or_is_left(tmp_pat
         for query, field in (("since=yesterday", "since"), ("format=xml", "format"), ("untill=2026-01-01", "'until'")):
             refused = httpx.get(f"{server.url}/v1/usage?{query}", headers=ops)
             assert refused.status_code == 400 and field in refused.json()["error"]["message"]
+            assert refused.json()["error"]["param"] == query.partition("=")[0]
     assert cli.main(["usage", path, "--since", "2024-13-01"]) == 2
     assert cli.main(["usage", path]) == 0 and "fingerprint" not in capsys.readouterr().out
 

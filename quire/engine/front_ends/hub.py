@@ -39,7 +39,7 @@ from quire.engine.front_ends.split import split_step
 from quire.engine.sleep_levels import SleepState
 from quire.engine.step_logs import StepLogs
 from quire.engine.supervisor import Supervisor
-from quire.errors import EngineDeadError, QuireError, UnsupportedError
+from quire.errors import EngineDeadError, EngineGenerateError, QuireError, UnsupportedError
 from quire.logger import get_logger
 from quire.metrics.family_sums import Family
 
@@ -276,7 +276,8 @@ class FrontEndHub:
             answer = OwnerAnswer(call.call_id, error=ErrorInfo.of(error))
         except Exception as error:  # one call's failure is the caller's alone
             logger.exception("the call of %s by front end %d failed", call.method, peer.serial)
-            answer = OwnerAnswer(call.call_id, error=ErrorInfo.of(error))
+            failed = EngineGenerateError(f"{call.method}: {type(error).__name__}: {error}")  # the engine lives on
+            answer = OwnerAnswer(call.call_id, error=ErrorInfo.of(failed))
         self.send_status()
         peer.send(answer)
 

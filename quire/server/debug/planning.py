@@ -71,10 +71,11 @@ class Planner:
         """
         if asked.hardware.lower() not in HARDWARE:
             names = [one.name for one in HARDWARE.values()]
-            raise unknown_name("hardware", asked.hardware, names, ValidationError)
-        for name in (asked.interconnect, asked.stage_interconnect):
+            raise unknown_name("hardware", asked.hardware, names, ValidationError, field="hardware")
+        for field in ("interconnect", "stage_interconnect"):
+            name = getattr(asked, field)
             if name is not None and name not in INTERCONNECTS:  # a path would be read by the server
-                raise unknown_name("interconnect", name, INTERCONNECTS, ValidationError)
+                raise unknown_name("interconnect", name, INTERCONNECTS, ValidationError, field=field)
         if self._is_busy:
             raise ApiError(OVERLOADED, "another simulation is running", retry_after_s=5)
         self._is_busy = True

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from quire.config.build import SECTIONS, SERVER_SECTIONS, all_settings, public_settings
 from quire.core.live_state import ChunkRecord
@@ -65,20 +66,15 @@ class DebugRoutes:
         interval_s = _number(query.get("interval", "1"), "interval", INTERVAL_S, MAX_INTERVAL_S)
         if self._feed.num_viewers >= MAX_VIEWERS:
             raise ApiError(OVERLOADED, f"{MAX_VIEWERS} viewers look at the state already", retry_after_s=5)
-        headers = {**NO_STORE, "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(since, interval_s), media_type=EVENT_STREAM, headers=headers)
+        return _View(self._feed, self._events(since, interval_s))
 
     async def _events(self, since: float, interval_s: float) -> AsyncIterator[bytes]:
-        self._feed.num_viewers += 1
-        try:
-            while not self._feed.is_draining():
-                state = await self._feed.state(since)
-                yield b"event: state\ndata: " + msgspec.json.encode(state) + b"\n\n"
-                since = max([since, *(one.series.time[-1] for one in state.models if one.series.time)])
-                await asyncio.sleep(interval_s)
-            yield b"event: end\ndata: {}\n\n"
-        finally:
-            self._feed.num_viewers -= 1
+        while not self._feed.is_draining():
+            state = await self._feed.state(since)
+            yield b"event: state\ndata: " + msgspec.json.encode(state) + b"\n\n"
+            since = max([since, *(one.series.time[-1] for one in state.models if one.series.time)])
+            await asyncio.sleep(interval_s)
+        yield b"event: end\ndata: {}\n\n"
 
     async def requests(self, request: Request) -> Response:
         """When the latest requests were where, the running ones first: phases, events, why prefixes ended."""
@@ -169,6 +165,27 @@ class DebugRoutes:
                 f"without API keys /debug is for loopback addresses alone, and the server listens on {http.host}: "
                 "start it with --api-key-file, or listen on 127.0.0.1",
             )
+
+
+class _View(StreamingResponse):
+    """An event stream that counts among the viewers from before its first byte: many may come at once.
+
+    Args:
+        feed: counts it.
+        events: of the stream.
+    """
+
+    def __init__(self, feed: StateFeed, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type=EVENT_STREAM, headers={**NO_STORE, "x-accel-buffering": "no"})
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As `StreamingResponse`."""
+        self._feed.num_viewers += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.num_viewers -= 1
 
 
 def _settings(config: Any, sections: dict[str, type], reasons: dict[str, str]) -> list[dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 
 from quire.core.draft_stats import DraftOutcomes
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest, FinishedRequest, FinishReason
@@ -16,6 +18,8 @@ from quire.core.wire import RequestRefused, StepOutputs
 from quire.engine.front_ends.hub import FrontEndHub
 from quire.engine.front_ends.messages import (
     EngineDead,
+    OwnerAnswer,
+    OwnerCall,
     PlaceRequest,
     RequestAborted,
     RequestRestarted,
@@ -23,7 +27,8 @@ from quire.engine.front_ends.messages import (
     serial_of,
 )
 from quire.engine.front_ends.split import split_step
-from quire.errors import EngineDeadError, ValidationError
+from quire.engine.mp_factory import CoreLauncher
+from quire.errors import EngineDeadError, EngineGenerateError, ValidationError
 from tests.server.engines import scripted_config
 
 A, B, C = first_handle(1), first_handle(2), first_handle(3)
@@ -147,3 +152,26 @@ def test_a_front_end_without_a_part_in_steps_learns_the_state_now_and_then_and_m
     told = [message.outputs.stats.num_scheduled_tokens for message in other.of(StepOutputs)]
     assert sum(told) == 150 and len(told) < 50, "counts of steps that were left out are added to later ones"
     assert len(one.of(StepOutputs)) == 50
+
+
+def test_a_call_that_fails_by_itself_does_not_say_that_the_engine_is_dead(monkeypatch):
+    async def run() -> None:
+        hub, one, _, _ = hub_of_two()
+
+        async def fail(serial: int, call: OwnerCall) -> OwnerAnswer:
+            raise OSError("File name too long")
+
+        hub.own_calls["update_weights"] = fail
+        monkeypatch.setattr(hub, "send_status", lambda: None)
+        await hub._answer(hub.peers[1], OwnerCall(7, "update_weights"))
+        (answer,) = one.of(OwnerAnswer)
+        assert answer.call_id == 7 and isinstance(answer.error.to_error(), EngineGenerateError)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x/" * 5000, "y" * 5000], ids=["empty", "nul", "deep", "long"])
+def test_a_path_that_cannot_be_one_is_refused_by_its_name(path):
+    with pytest.raises(ValidationError, match="there is no model at") as refused:
+        CoreLauncher(scripted_config(), [], ()).with_weights(path, "v")
+    assert refused.value.field == "path"

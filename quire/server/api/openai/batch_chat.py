@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -51,7 +52,10 @@ class BatchChatRoutes:
         self._check(body)
         fields = {name: getattr(body, name) for name in ChatRequest.__struct_fields__}
         bodies = [ChatRequest(**{**fields, "messages": messages}) for messages in body.messages]
-        chats = [await self._service.prepare_chat(request, one, "chatcmpl-", warnings) for one in bodies]
+        chats = []
+        for one in bodies:
+            chats.append(await self._service.prepare_chat(request, one, "chatcmpl-", warnings))
+            await _let_others_run()
         runs = [Run(self._state, chat.work) for chat in chats]
         try:
             outputs = await unless_gone(request.receive, _final_outputs(runs))
@@ -59,10 +63,10 @@ class BatchChatRoutes:
             for run in runs:
                 run.close()
             raise
-        answers = [
-            self._whole(one, chat, warnings.texts, output)
-            for one, chat, output in zip(bodies, chats, outputs, strict=True)
-        ]  # fmt: skip
+        answers = []
+        for one, chat, output in zip(bodies, chats, outputs, strict=True):
+            answers.append(self._whole(one, chat, warnings.texts, output))
+            await _let_others_run()
         return Response(msgspec.json.encode(_merged(answers)), media_type=JSON)
 
     def _check(self, body: BatchChatRequest) -> None:
@@ -89,12 +93,18 @@ async def _final_outputs(runs: list[Run]) -> list[RequestOutput]:
     """Start all; the final output of each."""
     for run in runs:
         await run.start()
+        await _let_others_run()
     final = []
     for run in runs:
         while not run.is_over:
             _, output = await run.next()
         final.append(output)
     return final
+
+
+async def _let_others_run() -> None:
+    """A conversation takes a millisecond, in which no stream goes on, and there may be a thousand."""
+    await asyncio.sleep(0)
 
 
 def _merged(answers: list[dict[str, Any]]) -> dict[str, Any]:

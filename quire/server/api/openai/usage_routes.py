@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from quire.errors import unknown_name
 from quire.server.chat.state import ServerParts
-from quire.server.http.errors import NOT_FOUND, UNAVAILABLE, ApiError
+from quire.server.http.errors import FORBIDDEN, NOT_FOUND, UNAVAILABLE, ApiError
 from quire.server.http.request_scope import scope_of
 from quire.server.usage.forms import FORMATS, as_csv, as_json, day_of
 
@@ -35,10 +35,14 @@ class UsageRoutes:
                 raise unknown_name("parameter", name, PARAMETERS)
         form = query.get("format", "json")
         if form not in FORMATS:
-            raise unknown_name("format", form, FORMATS)
+            raise unknown_name("format", form, FORMATS, field="format")
         since = day_of("since", query.get("since", "0001-01-01"))
         until = day_of("until", query.get("until", "9999-12-31"))
-        wanted = query.get("tenant") if self._parts.tenants.may_see_all(tenant) else tenant.name
+        wanted = query.get("tenant")
+        if not self._parts.tenants.may_see_all(tenant):
+            if wanted not in (None, tenant.name):
+                raise ApiError(FORBIDDEN, "the usage of other tenants needs operator rights", param="tenant")
+            wanted = tenant.name
         if self._parts.peers is not None:
             await self._parts.peers.write_usage()
         try:
