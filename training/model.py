@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training import fused
+
 
 @dataclass(frozen=True)
 class LeafConfig:
@@ -63,6 +65,11 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-b, a), dim=-1) * sin
 
 
+def side_by_side(x: Tensor) -> Tensor:
+    """Orders the middle axis of `x` [heads, head_dim, width] so that the halves of each rotary pair are neighbours."""
+    return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
 class Attention(nn.Module):
     """Grouped-query causal attention with normalised queries and keys."""
 
@@ -91,6 +98,15 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None and t > 1)
         return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
 
+    def train_forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        """What `forward` computes of `x` alone; `turns` [time, head_dim / 2]: cosine and sine as complex numbers."""
+        b, t, width = x.shape
+        parts = [p.weight.to(x.dtype).view(self.kv_heads, -1, width) for p in (self.q_proj, self.k_proj, self.v_proj)]
+        parts[:2] = [side_by_side(p.view(-1, self.dim, width)).reshape(p.shape) for p in parts[:2]]
+        y = F.linear(x, torch.cat(parts, 1).flatten(0, 1)).view(b, t, self.kv_heads, -1, self.dim)
+        gains = [side_by_side(norm.weight[None, :, None]).flatten() for norm in (self.q_norm, self.k_norm)]
+        return self.o_proj(fused.attention(y, *gains, turns, self.q_norm.eps))
+
 
 class MLP(nn.Module):
     """SwiGLU feed-forward block."""
@@ -104,6 +120,11 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., hidden] to [..., hidden]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+    def train_forward(self, x: Tensor) -> Tensor:
+        """What `forward` computes, in two products."""
+        both = torch.cat((self.gate_proj.weight.to(x.dtype), self.up_proj.weight.to(x.dtype)))
+        return self.down_proj(fused.swiglu(F.linear(x, both)))
 
 
 class Layer(nn.Module):
@@ -120,6 +141,13 @@ class Layer(nn.Module):
         """Maps hidden states [batch, time, hidden] to the next layer's."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+    def train_forward(self, x: Tensor, turns: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `forward` computes of `x` alone; products in `dtype`, sums in that of `x`."""
+        norms = self.input_layernorm, self.post_attention_layernorm
+        before, after = ((n.weight, n.eps, dtype) for n in norms)
+        x = x + self.self_attn.train_forward(fused.rms_norm(x, *before), turns)
+        return x + self.mlp.train_forward(fused.rms_norm(x, *after))
 
 
 class Decoder(nn.Module):
@@ -207,6 +235,17 @@ class Leaf(nn.Module):
         if cache is not None:
             cache.length += ids.shape[1]
         return self.model.norm(x)
+
+    def train_hidden(self, ids: Tensor) -> Tensor:
+        """What `hidden` computes of `ids` alone, for training: operations of fused.py, products as autocast says."""
+        x = self.model.embed_tokens(ids)
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        half = self.config.head_dim // 2
+        turns = torch.complex(self.cos[: ids.shape[1], :half], self.sin[: ids.shape[1], :half])
+        for layer in self.model.layers:
+            x = layer.train_forward(x, turns, dtype)
+        return fused.rms_norm(x, self.model.norm.weight, self.model.norm.eps, dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [..., vocab] of hidden states [..., hidden]."""

@@ -30,7 +30,7 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     x = x.contiguous()
     for _ in range(steps):
         s = x @ x.mT
-        x = a * x + (b * s + c * (s @ s)) @ x
+        x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
     return (x.mT if flip else x).to(g.dtype)
 
 
@@ -58,18 +58,18 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     by_shape.setdefault(p.shape, []).append(p)
             for shape, params in by_shape.items():
-                updates = []
-                for p in params:
+                updates = torch.empty(len(params), *shape, dtype=torch.bfloat16, device=params[0].device)
+                for p, update in zip(params, updates):
                     state = self.state[p]
                     if "momentum" not in state:
                         state["momentum"] = torch.zeros_like(p)
                     m = state["momentum"]
                     m.lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(m, group["momentum"]))
+                    update.copy_(p.grad.lerp(m, group["momentum"]))
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                for p, u in zip(params, orthogonalise(torch.stack(updates))):
+                for p, u in zip(params, orthogonalise(updates)):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.add_(u, alpha=-group["lr"] * scale)
+                    p.add_(u.to(p.dtype), alpha=-group["lr"] * scale)
 
 
 def build_optimisers(

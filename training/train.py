@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training import fused
 from training.data import Corpus
+from training.memory import keep_freed_memory
 from training.model import Leaf, LeafConfig
 from training.muon import build_optimisers
 
@@ -50,15 +51,6 @@ def schedule(progress: float, warmup: float) -> float:
     if progress < warmup:
         return progress / warmup + 0.01
     return min(1.0, max(0.0, (1.0 - progress) / 0.7))
-
-
-def token_losses(model: Leaf, ids: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of every token, [batch, time] float32.
-
-    Not compiled: code that is made anew in a resumed run, for the batch that happens to come first, may sum otherwise.
-    """
-    logits = model.logits(model.hidden(ids)).float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
 
 class Trainer:
@@ -114,9 +106,11 @@ class Trainer:
     def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
         """The loss of a batch, and how many tokens it computed."""
         ids, targets, weights = self.corpus.batch(docs, self.s.device)
-        losses = token_losses(self.model, ids, targets)
-        self._count(docs, losses.detach(), weights)
-        return (losses * weights).sum().div(weights.sum()), ids.numel()
+        hidden = self.model.train_hidden(ids)
+        matrix = self.model.model.embed_tokens.weight.to(hidden.dtype)
+        mean, losses = fused.cross_entropy(hidden, matrix, targets, weights)
+        self._count(docs, losses, weights)
+        return mean, ids.numel()
 
     def train_step(self) -> None:
         """Trains on the next batch."""
@@ -195,6 +189,7 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     args = parser.parse_args()
+    keep_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)
     settings = Settings(
@@ -210,7 +205,10 @@ def main() -> None:
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())
     print(f"{parameters} parameters, {len(trainer.plan)} batches an epoch, from step {trainer.step}", flush=True)
-    if not trainer.run():
+    before, cpu = trainer.tokens, time.process_time()
+    finished = trainer.run()
+    print(f"{(trainer.tokens - before) / (time.process_time() - cpu):.0f} tokens a CPU second", flush=True)
+    if not finished:
         raise SystemExit("stopped before the end; start again to go on")
 
 
