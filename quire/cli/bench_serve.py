@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     report = run_in_processes(load, args.num_client_processes, None if args.disable_tqdm else _progress(len(load.jobs)))
     if not args.disable_tqdm and sys.stderr.isatty():
         print(file=sys.stderr)
-    reasons = limits.exceeded_by(report.health)
+    is_measured = any(record.failure is None for record in report.records)
+    reasons = limits.exceeded_by(report.health) if is_measured else []  # the failures are what there is to say
     if reasons and not args.allow_client_limited:
         return _refuse(reasons, report)
     result = _result(args, target, load, report, reasons)

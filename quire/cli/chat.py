@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--url", metavar="URL", help="Talk to a server, such as http://127.0.0.1:8000/v1, instead of loading a model."
     )
+    group.add_argument("--model-name", metavar="NAME", help="As --model; with --url one of the server's models.")
     group.add_argument(
         "--api-key", metavar="KEY", help="API key for --url; default: the environment variable QUIRE_API_KEY."
     )
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if args.quick is not None and not args.quick.strip():
         raise ValidationError("--quick is empty", hint='pass a message: quire chat -q "Hello"', field="quick")
     if args.url is not None:
-        remote = RemoteModel(args.url, args.api_key or envs.api_key(), remote_parameters(args))
+        model = getattr(args, "model", None)
+        remote = RemoteModel(args.url, args.api_key or envs.api_key(), remote_parameters(args), model)
         return hold_chat(remote, remote.name, args, args.quick)
     engine = start_engine(args)
     try:
@@ -97,7 +99,8 @@ def hold_chat(model: ChatModel, name: str, args: argparse.Namespace, message: st
 
 def _take_model(args: argparse.Namespace) -> None:
     """The positional model is --model."""
-    vars(args).update(chosen_model(args, getattr(args, "model", None)))
+    named = getattr(args, "model", args.model_name)
+    vars(args).update({} if named is None else {"model": named}, **chosen_model(args, named))
 
 
 class Chat:

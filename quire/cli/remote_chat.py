@@ -35,15 +35,16 @@ class RemoteModel:
         url: with or without /v1.
         api_key: None = none.
         parameters: further fields of every request.
+        model: one of the server's; None = its first.
 
     Attributes:
-        name: of the first model that the server has.
+        name: of the model.
 
     Raises:
-        ConfigError: the address is not valid, or no server responds there.
+        ConfigError: the address is not valid, no server responds there, or it does not have the model.
     """
 
-    def __init__(self, url: str, api_key: str | None, parameters: dict[str, Any]) -> None:
+    def __init__(self, url: str, api_key: str | None, parameters: dict[str, Any], model: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
@@ -56,7 +57,12 @@ class RemoteModel:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._parameters = parameters
         with self._ask("GET", "/models") as response:
-            self.name = str(json.loads(response.read())["data"][0]["id"])
+            names = [str(one["id"]) for one in json.loads(response.read())["data"]]
+        if model is not None and model not in names:
+            raise ConfigError(
+                f"the server does not have the model {model!r}", hint=f"it has {', '.join(names)}", field="model"
+            )
+        self.name = model or names[0]
 
     def reply(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Reply:
         """As `ChatModel.reply`."""

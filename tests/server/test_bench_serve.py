@@ -151,6 +151,8 @@ def test_a_run_that_the_client_limited_is_refused(capsys, running, monkeypatch, 
     status, result, said = bench(capsys, running.url, *few, *saved, "--max-client-cpu", "1e6")
     assert status == 1 and set(result) == {"benchmark", "refused", "client"} and not list(tmp_path.iterdir())
     assert "500.0 ms late" in said and "--allow-client-limited" in said
+    status, result, said = bench(capsys, "http://127.0.0.1:1", *few, "--model", "leaf")
+    assert status == 1 and result["failures_by_kind"] == {"connect": 2} and "late" not in said
     status, result, _ = bench(capsys, running.url, *few, *saved, "--max-client-cpu", "1e6", "--allow-client-limited")
     assert status == 0 and result["completed"] == 2 and "500.0 ms late" in result["client_limited"][0]
     assert list(tmp_path.iterdir())

@@ -51,6 +51,16 @@ def test_without_the_flag_no_tools_are_offered(server, capsys):
     assert capsys.readouterr().out == f"{WRONG}\n"
 
 
+def test_a_model_of_the_server_may_be_named_and_no_other(server, capsys):
+    name = server.engine.config.model.served_model_name
+    for named in ([name], ["--model-name", name], ["--model", name]):
+        assert main(["chat", *named, "--url", server.url, "-q", "(27 + 58) * 2?"]) == 0
+    capsys.readouterr()
+    for named in (["gpt-4"], ["--model-name", "gpt-4"]):
+        assert main(["chat", *named, "--url", server.url, "-q", "Hello"]) == 2
+        assert f"does not have the model 'gpt-4'\nhint: it has {name}" in capsys.readouterr().err
+
+
 def test_a_server_that_reads_no_calls_says_what_to_do(capsys):
     with RunningServer(WritingEngine(), tool_call_parser="none") as server:
         assert main(["chat", "--url", server.url, "--tools", "demo", "-q", "Hello"]) == 1
