@@ -25,7 +25,7 @@ from quire.entrypoints.args import add_engine_arguments
 from quire.errors import ConfigError, QuireError
 from quire.logger import configure_logging
 from quire.plan.inspection import inspect_model
-from quire.server.checks import check_files
+from quire.server.checks import check_files, check_together
 
 EXIT_FAILS = 1
 
@@ -68,6 +68,7 @@ def find(args: argparse.Namespace) -> Iterator[Finding]:
     yield from check_processes(facts, engine, server)
     try:
         check_files(server, engine.scheduler.scheduling_policy)
+        check_together(engine, server)
     except QuireError as error:
         yield of_error("files", error)
     yield from _check_model(engine)

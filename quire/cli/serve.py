@@ -17,7 +17,14 @@ from quire import envs
 from quire.cli.common import print_resolved
 from quire.cli.serve_models import add_models_argument, make_models_server, read_models
 from quire.config import QuireConfig
-from quire.config.build import SECTIONS, SERVER_SECTIONS, build_config, build_server_config, settings_by_name
+from quire.config.build import (
+    SECTIONS,
+    SERVER_SECTIONS,
+    build_config,
+    build_server_config,
+    settings_as_dict,
+    settings_by_name,
+)
 from quire.config.resolve import UsageContext
 from quire.config.server import ServerConfig
 from quire.entrypoints.args import add_engine_arguments, describe_settings, flag_of, values_from_args
@@ -53,7 +60,10 @@ def settings_from_args(args: argparse.Namespace, **defaults: Any) -> tuple[dict[
     Raises:
         ConfigError, UnsupportedError: the setting is named.
     """
-    values = {**defaults, **values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})}
+    given = values_from_args(args, {**SERVER_SECTIONS, **SECTIONS})
+    if given.get("uds") is not None:
+        defaults.pop("port", None)
+    values = {**defaults, **given}
     server_names = settings_by_name(SERVER_SECTIONS)
     server: dict[str, Any] = {name: value for name, value in values.items() if name in server_names}
     engine: dict[str, Any] = {name: value for name, value in values.items() if name not in server_names}
@@ -127,6 +137,11 @@ def _run_headless(args: argparse.Namespace, config: QuireConfig, server: ServerC
     if args.models is not None:
         raise ConfigError("headless serves one model", hint="leave out --models", field="models")
     configure_logging(config.observability.log_level, config.observability.log_format)
+    of_http = {name: one for name, one in SERVER_SECTIONS.items() if name != "headless"}
+    values, defaults = settings_as_dict(server, of_http), settings_as_dict(ServerConfig(), of_http)
+    for name in values:
+        if values[name] != defaults[name]:
+            logger.warning("%s has no effect with headless, which has no HTTP server: leave it out", name)
     from quire.hosts.engine_core.serve import serve  # late, as the rest of the framework
 
     envs.prefer_sleeping_threads()
@@ -145,10 +160,11 @@ def _run_front_ends(args: argparse.Namespace, timer: PhaseTimer) -> int:
         config = build_config(**engine)
         configure_logging(config.observability.log_level, config.observability.log_format)
     with timer.phase("checks"):
-        from quire.server.checks import check_files
+        from quire.server.checks import check_files, check_together
         from quire.server.http.listening import claim_address
 
         check_files(server, config.scheduler.scheduling_policy)
+        check_together(config, server)
         sockets = claim_address(server.http)
     from quire.server.front_ends.run import serve_front_ends  # late, as the rest of the framework
 
@@ -213,10 +229,12 @@ def start_from_args(args: argparse.Namespace, timer: PhaseTimer, **defaults: Any
     # Late: `--help` and a wrong flag need neither the engine nor the framework. What is wrong with files, names or the
     # address is found first; then the core's process starts, and loads torch and the model meanwhile.
     with timer.phase("checks"):
-        from quire.server.checks import check_files
+        from quire.server.checks import check_files, check_together
         from quire.server.http.listening import claim_address
 
         check_files(server_config, policy)
+        if file is None:
+            check_together(config, server_config)
         sockets = claim_address(server_config.http)
     if file is not None:
         pool, server = make_models_server(file, server_config, policy, timer)

@@ -35,6 +35,8 @@ class SettingInfo:
         splits: a list's text is cut at commas, too.
         is_json: a text that holds a JSON object; a mapping or a config object is taken, too, and becomes that text.
         is_size: the command line also takes "16k" (thousands) and "16K", "2GiB" (powers of 1024).
+        needs: names of settings of which one must be set, as it has no effect without; () = none.
+        overruled_by: names of settings with which it has no effect.
     """
 
     name: str
@@ -53,6 +55,14 @@ class SettingInfo:
     is_json: bool = False
     is_secret: bool = False
     splits: bool = True
+    needs: tuple[str, ...] = ()
+    overruled_by: tuple[str, ...] = ()
+
+    @property
+    def full_doc(self) -> str:
+        """`doc`, with what else must be set or not be set."""
+        needs = f" Only with {' or '.join(self.needs)}." if self.needs else ""
+        return self.doc + needs + (f" Not with {' or '.join(self.overruled_by)}." if self.overruled_by else "")
 
     @property
     def allowed(self) -> str:
@@ -82,6 +92,8 @@ def setting(
     is_json: bool = False,
     is_secret: bool = False,
     splits: bool = True,
+    needs: tuple[str, ...] = (),
+    overruled_by: tuple[str, ...] = (),
 ) -> Any:
     """A documented config field.
 
@@ -91,12 +103,13 @@ def setting(
         choices: allowed values of a text field.
         plugins: kind of plugin whose names are allowed, too.
         flag: the user-facing name, when it is not the field's own.
-        aliases, short, minimum, maximum, below, is_size, is_json, is_secret, splits: as in `SettingInfo`.
+        aliases, short, minimum, maximum, below, is_size, is_json, is_secret, splits, needs, overruled_by: as in
+            `SettingInfo`.
     """
     metadata = {
         "doc": doc, "choices": choices, "flag": flag, "aliases": aliases, "short": short, "minimum": minimum,
         "maximum": maximum, "below": below, "is_size": is_size, "is_json": is_json, "is_secret": is_secret,
-        "splits": splits, "plugins": plugins,
+        "splits": splits, "plugins": plugins, "needs": needs, "overruled_by": overruled_by,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -117,6 +130,7 @@ def info_of(field: dataclasses.Field[Any]) -> SettingInfo:
         is_optional=rest == "None", aliases=tuple(names), short=meta["short"], choices=meta["choices"],
         minimum=meta["minimum"], maximum=meta["maximum"], below=meta["below"], is_size=meta["is_size"],
         is_json=meta["is_json"], is_secret=meta["is_secret"], splits=meta["splits"], plugins=meta["plugins"],
+        needs=meta["needs"], overruled_by=meta["overruled_by"],
     )  # fmt: skip
 
 

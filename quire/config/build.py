@@ -20,6 +20,7 @@ from quire.config.dynamo import DynamoConfig
 from quire.config.engine import ObservabilityConfig, QuireConfig, SupervisionConfig
 from quire.config.kv_transfer import KVTransferSettings
 from quire.config.model import LoadConfig, ModelConfig
+from quire.config.needs import check_needs
 from quire.config.not_yet import NO_EFFECT, NOT_YET, is_neutral, not_yet_error
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import (
@@ -104,7 +105,7 @@ def build_config(**values: Any) -> QuireConfig:
         values: settings by user-facing name or alias, as in `max_model_len=2048`. None means the default.
 
     Raises:
-        ConfigError: a name is unknown (the nearest valid one is named), or a value is not allowed.
+        ConfigError: a name is unknown (the nearest valid one is named), a value is not allowed, or has no effect.
         UnsupportedError: a known setting that Quire does not honour yet.
     """
     known = settings_by_name()
@@ -115,6 +116,7 @@ def build_config(**values: Any) -> QuireConfig:
         elif name != "data_parallel_size_local" or value != (values.get("data_parallel_size") or 1):  # all are local
             _drop_neutral(name, value, known)
     config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
+    check_needs(config)
     check_supported(config)
     for note in parse_speculation(config.speculation)[1]:
         logger.warning("%s", note)
@@ -163,7 +165,7 @@ def build_server_config(**values: Any) -> ServerConfig:
     """The server that the given settings make; what is not given has its default.
 
     Raises:
-        ConfigError: a name is unknown, or a value is not allowed.
+        ConfigError: a name is unknown, a value is not allowed, or has no effect.
     """
     known = settings_by_name(SERVER_SECTIONS)
     sections: dict[str, dict[str, Any]] = {}
@@ -171,7 +173,9 @@ def build_server_config(**values: Any) -> ServerConfig:
         if name not in known:
             raise unknown_name("server setting", name, known)
         _put(sections, known[name], name, value)
-    return ServerConfig(**{section: SERVER_SECTIONS[section](**fields) for section, fields in sections.items()})
+    config = ServerConfig(**{section: SERVER_SECTIONS[section](**fields) for section, fields in sections.items()})
+    check_needs(config)
+    return config
 
 
 def _put(sections: dict[str, dict[str, Any]], setting: Setting, name: str, value: Any) -> None:

@@ -44,11 +44,12 @@ class CacheConfig:
         0, "Tokens between the recurrent states that are kept of a long prompt, for models with recurrent layers "
         "(Mamba, Gated DeltaNet, ...): prompts that begin alike continue from the last one. Rounded down to whole "
         "blocks. 0 = only where they are kept anyway: at the end of a prompt, of an answer, and of what prompts share.",
-        minimum=0,
+        minimum=0, needs=("enable_prefix_caching",),
     )  # fmt: skip
     num_state_checkpoints: int | None = setting(
         None, "Recurrent states kept for later requests, in addition to two for each running one; the least recently "
         "used go first. Default: max_num_seqs. States take at most half of the KV cache's memory.", minimum=0,
+        needs=("enable_prefix_caching",),
     )  # fmt: skip
     sparse_attention_blocks: int | None = setting(
         None, "Each token attends to so many blocks of keys and values: those whose keys may have the highest scores, "
@@ -71,7 +72,7 @@ class CacheConfig:
     kv_offloading_policy: str = setting(
         "lru", "Which blocks go when host memory or kv_disk is full: lru = least recently used; lfu = least frequently "
         "used; arc = adaptive, so that prompts that come once do not push out shared ones.",
-        choices=("lru", "lfu", "arc"),
+        choices=("lru", "lfu", "arc"), needs=("kv_offloading_size", "kv_disk"),
     )  # fmt: skip
     kv_disk: str | None = setting(
         None, "Directory that keeps the KV-cache blocks of ended requests across restarts, for all servers of the same "
@@ -79,12 +80,13 @@ class CacheConfig:
     )  # fmt: skip
     kv_disk_size: int = setting(
         20 << 30, "Most bytes in the kv_disk directory; what was not used for longest goes.", minimum=1 << 20,
-        is_size=True,
+        is_size=True, needs=("kv_disk",),
     )  # fmt: skip
 
     kv_disk_key_file: str | None = setting(
         None, "File with a key, 64 hexadecimal digits, with which the blocks in kv_disk are encrypted (AES-256-GCM; "
         "needs the extra `encryption`). Blocks of another key are not found. Only this user may read the file.",
+        needs=("kv_disk",),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -20,11 +20,6 @@ def check_supported(config: QuireConfig) -> None:
             "kv_events_config needs enable_prefix_caching", hint="enable prefix caching, or leave out kv_events_config",
             field="kv_events_config",
         )  # fmt: skip
-    if config.cache.kv_disk_key_file is not None and config.cache.kv_disk is None:
-        raise ConfigError(
-            "kv_disk_key_file needs kv_disk, whose blocks it encrypts", hint="set kv_disk, or leave it out",
-            field="kv_disk_key_file",
-        )  # fmt: skip
     if config.cache.offload_field is not None:
         _check_offload(config, config.cache.offload_field)
     if config.kv_transfer is not None:

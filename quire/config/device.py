@@ -75,8 +75,9 @@ class ParallelConfig:
         "of all replicas, which compute in lock-step. Answers have the same bytes.",
     )
     expert_placement_strategy: str = setting(
-        "linear", "With enable_expert_parallel, which rank has which experts: linear = consecutive ones, round_robin = "
+        "linear", "Which rank has which experts: linear = consecutive ones, round_robin = "
         "in turns, else a JSON file with the rank of each expert, such as [0, 0, 1, 1].",
+        needs=("enable_expert_parallel",),
     )  # fmt: skip
     distributed_executor_backend: str = setting(
         "auto",

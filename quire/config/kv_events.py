@@ -65,7 +65,21 @@ def parse_kv_events_config(text: str | None) -> KVEventsConfig:
     """
     known = [field.name for field in fields(KVEventsConfig)]
     values = parse_object(FIELD, text, known, example='{"enable_kv_cache_events": true}')
-    return KVEventsConfig(**{name: value for name, value in values.items() if value is not None})
+    config = KVEventsConfig(**{name: value for name, value in values.items() if value is not None})
+    _check_needs(config)
+    return config
+
+
+def _check_needs(config: KVEventsConfig) -> None:
+    """Refuse keys that were set and have no effect."""
+    without = {"enable_kv_cache_events": config.enable_kv_cache_events, "replay_endpoint": config.replay_endpoint}
+    for one in fields(KVEventsConfig):
+        needed = "replay_endpoint" if one.name == "buffer_steps" else "enable_kv_cache_events"
+        if one.name != needed and getattr(config, one.name) != one.default and not without[needed]:
+            raise ConfigError(
+                f"{FIELD}: {one.name} has no effect without {needed}",
+                hint=f"set {needed}, or leave out {one.name}", field=FIELD,
+            )  # fmt: skip
 
 
 def _check_endpoint(name: str, value: Any) -> None:

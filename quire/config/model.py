@@ -30,7 +30,9 @@ class ModelConfig:
         (), "Model names that the API accepts; the first is used in outputs. Default: the model as given.",
         flag="served_model_name",
     )  # fmt: skip
-    tokenizer: str | None = setting(None, "Directory or hub id of the tokenizer; default: the model's.")
+    tokenizer: str | None = setting(
+        None, "Directory or hub id of the tokenizer; default: the model's.", overruled_by=("skip_tokenizer_init",)
+    )
     skip_tokenizer_init: bool = setting(
         False, "Do not load a tokenizer: token ids in and out only, no text, no stop strings."
     )
@@ -39,6 +41,7 @@ class ModelConfig:
         None,
         "Branch, tag or commit of the tokenizer on the hub; default: the model's revision, if the tokenizer "
         "is the model's own.",
+        overruled_by=("skip_tokenizer_init",),
     )
     hf_overrides: str | None = setting(
         None, "JSON object: fields that override those of config.json, such as rope_scaling, max_position_embeddings.",
@@ -92,7 +95,9 @@ class ModelConfig:
         "Run every step kernel by kernel; otherwise steps of few tokens are captured once and replayed where that is "
         "faster.",
     )
-    chat_template: str | None = setting(None, "Chat template: inline Jinja or a path; default: the tokenizer's.")
+    chat_template: str | None = setting(
+        None, "Chat template: inline Jinja or a path; default: the tokenizer's.", overruled_by=("skip_tokenizer_init",)
+    )
     logits_processors: tuple[str, ...] = setting(
         (), "Custom logits processors: module:Class, or the name of a plugin; requests pass arguments by vllm_xargs."
     )

@@ -85,6 +85,11 @@ def _check_experts(config: QuireConfig) -> None:
     if parallel.replicas_share_experts:
         _check_lock_step(config)
         num_ranks *= parallel.data_parallel_size
+    if num_ranks == 1:
+        raise ConfigError(
+            "enable_expert_parallel has no effect with one rank, which has all experts",
+            hint="set tensor_parallel_size or data_parallel_size, or leave it out", field=field,
+        )  # fmt: skip
     for count in sorted(counts):
         place_experts(parallel.expert_placement_strategy, count, num_ranks)
 

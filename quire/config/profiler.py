@@ -43,6 +43,12 @@ class ProfilerConfig:
             raise ConfigError(
                 f"{FIELD}: profiler {shown(self.profiler)} is not supported", hint="use torch or kernels", field=FIELD
             )
+        for name in ("torch_profiler_record_shapes", "torch_profiler_with_stack"):
+            if getattr(self, name) and self.profiler != "torch":
+                raise ConfigError(
+                    f"{FIELD}: {name} has no effect with profiler={self.profiler!r}",
+                    hint=f'use profiler "torch", or leave out {name}', field=FIELD,
+                )  # fmt: skip
         if not self.torch_profiler_dir:
             raise ConfigError(
                 f"{FIELD}: torch_profiler_dir is missing", hint="name the directory for profiles", field=FIELD

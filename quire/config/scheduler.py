@@ -40,7 +40,10 @@ class SchedulerConfig:
         True, "Compute long prompts in chunks, in the same steps as other requests' decodes."
     )
     long_prefill_token_threshold: int = setting(
-        0, "Maximum prompt tokens of one request per step while others run; 0 = no limit.", minimum=0
+        0,
+        "Maximum prompt tokens of one request per step while others run; 0 = no limit.",
+        minimum=0,
+        needs=("enable_chunked_prefill",),
     )
     max_decode_slowdown: float | None = setting(
         None,
@@ -55,6 +58,7 @@ class SchedulerConfig:
         "made smaller to fit, in addition to max_decode_slowdown. If decoding alone takes longer, "
         "prefill advances 8 tokens per step. 0 = no limit.",
         minimum=0.0,
+        needs=("enable_chunked_prefill",),
     )
     queue_timeout: float = setting(
         0.0,

@@ -16,8 +16,10 @@ from quire.errors import ConfigError
 class HttpConfig:
     """Address, TLS, CORS and shutdown."""
 
-    host: str = setting("127.0.0.1", "Address to listen on; default: localhost only.")
-    port: int = setting(8000, "TCP port; 0 = any free one, named in the log.", minimum=0, maximum=65535)
+    host: str = setting("127.0.0.1", "Address to listen on; default: localhost only.", overruled_by=("uds",))
+    port: int = setting(
+        8000, "TCP port; 0 = any free one, named in the log.", minimum=0, maximum=65535, overruled_by=("uds",)
+    )
     uds: str | None = setting(
         None, "Path of a Unix socket to listen on, instead of host and port; only this user can connect to it."
     )
@@ -29,18 +31,25 @@ class HttpConfig:
         maximum=64,
     )
     root_path: str = setting("", "Path prefix added by a reverse proxy.")
-    ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).")
+    ssl_keyfile: str | None = setting(None, "TLS: file of the private key (PEM).", needs=("ssl_certfile",))
     ssl_certfile: str | None = setting(None, "TLS: file of the certificate chain (PEM); turns TLS on.")
-    ssl_ca_certs: str | None = setting(None, "TLS: CA bundle that verifies client certificates (mTLS).")
+    ssl_ca_certs: str | None = setting(
+        None, "TLS: CA bundle that verifies client certificates (mTLS).", needs=("ssl_certfile",)
+    )
     ssl_cert_reqs: int | None = setting(
         None,
         "TLS client certificates: 0 = not requested, 1 = optional, verified if sent, 2 = required. "
         "Default: 2 with ssl_ca_certs, else 0.",
         minimum=0,
         maximum=2,
+        needs=("ssl_certfile",),
     )
-    ssl_ciphers: str | None = setting(None, "TLS: ciphers up to TLS 1.2, in OpenSSL's form; default: OpenSSL's own.")
-    enable_ssl_refresh: bool = setting(False, "TLS: reload certificate, key and CA bundle when a file changes.")
+    ssl_ciphers: str | None = setting(
+        None, "TLS: ciphers up to TLS 1.2, in OpenSSL's form; default: OpenSSL's own.", needs=("ssl_certfile",)
+    )
+    enable_ssl_refresh: bool = setting(
+        False, "TLS: reload certificate, key and CA bundle when a file changes.", needs=("ssl_certfile",)
+    )
     allowed_origins: tuple[str, ...] = setting(
         (), "CORS: origins of web pages that may call the server, or *; empty = none."
     )
@@ -50,9 +59,15 @@ class HttpConfig:
         "a loopback address without keys; * = any. For a proxy on this machine that forwards its own "
         "name.",
     )
-    allowed_methods: tuple[str, ...] = setting(("*",), "CORS: methods that these origins may use; * = all.")
-    allowed_headers: tuple[str, ...] = setting(("*",), "CORS: request headers that these origins may send; * = all.")
-    allow_credentials: bool = setting(False, "CORS: these origins may send cookies and client certificates.")
+    allowed_methods: tuple[str, ...] = setting(
+        ("*",), "CORS: methods that these origins may use; * = all.", needs=("allowed_origins",)
+    )
+    allowed_headers: tuple[str, ...] = setting(
+        ("*",), "CORS: request headers that these origins may send; * = all.", needs=("allowed_origins",)
+    )
+    allow_credentials: bool = setting(
+        False, "CORS: these origins may send cookies and client certificates.", needs=("allowed_origins",)
+    )
     timeout_keep_alive: int = setting(5, "Keep-alive: seconds an idle connection stays open.", minimum=1, maximum=86400)
     shutdown_timeout: int = setting(
         30, "Seconds for running requests to finish after SIGTERM; the rest are aborted.",
@@ -62,7 +77,7 @@ class HttpConfig:
         False, "Do not log a line for each HTTP request.", aliases=("disable_uvicorn_access_log",)
     )
     disable_access_log_for_endpoints: tuple[str, ...] = setting(
-        (), "Paths left out of the access log, such as /health,/metrics."
+        (), "Paths left out of the access log, such as /health,/metrics.", overruled_by=("disable_access_log",)
     )
     disable_fastapi_docs: bool = setting(False, "Do not serve /openapi.json.")
     disable_page: bool = setting(False, "Do not serve the page at /: browsers get the line that other clients get.")
@@ -72,7 +87,7 @@ class HttpConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+        if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError(
                 "allow_credentials would let every web page act with a user's cookies",
                 hint="name the pages in allowed_origins, not *",
@@ -95,7 +110,9 @@ class ApiConfig:
         "File of API keys: one per line, optionally as tenant=key, or YAML with limits for each tenant. "
         "Reloaded when it changes. The environment variable QUIRE_API_KEY adds one key.",
     )
-    isolate_tenants: bool = setting(True, "Tenants do not share prefix-cache blocks: each hits only its own.")
+    isolate_tenants: bool = setting(
+        True, "Tenants do not share prefix-cache blocks: each hits only its own.", needs=("api_key_file",)
+    )
     shared_prefixes: str | None = setting(
         None,
         "YAML file of prompt prefixes whose full blocks are shared by all tenants in the prefix cache: lines of "
@@ -135,6 +152,7 @@ class ApiConfig:
         False,
         "Buffer tool calls until they are complete; broken or truncated ones are returned as content. "
         "Default: arguments are streamed.",
+        needs=("tool_call_parser",),
     )
     reasoning_parser: str | None = setting(
         None,
@@ -257,14 +275,16 @@ class ResponsesConfig:
     response_store_max_responses: int = setting(
         10_000, "Maximum number of stored responses; beyond it the least recently used response of the largest "
         "tenant is evicted.", minimum=1,
-        maximum=1 << 31,
+        maximum=1 << 31, needs=("response_store",),
     )  # fmt: skip
     response_store_max_bytes: int = setting(
-        256 << 20, "Maximum total size of stored responses in bytes.", minimum=1 << 16, maximum=1 << 40, is_size=True
-    )
+        256 << 20, "Maximum total size of stored responses in bytes.", minimum=1 << 16, maximum=1 << 40, is_size=True,
+        needs=("response_store",),
+    )  # fmt: skip
     response_store_max_age: int = setting(
-        30 * 86400, "Seconds after which a stored response expires; 0 = never.", minimum=0, maximum=1 << 31
-    )
+        30 * 86400, "Seconds after which a stored response expires; 0 = never.", minimum=0, maximum=1 << 31,
+        needs=("response_store",),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -280,8 +300,9 @@ class UsageConfig:
         "`quire usage` and GET /v1/usage read it. Several servers may share one.",
     )
     usage_ledger_max_days: int = setting(
-        400, "Days after which rows of the usage ledger are deleted.", minimum=1, maximum=36_500
-    )
+        400, "Days after which rows of the usage ledger are deleted.", minimum=1, maximum=36_500,
+        needs=("usage_ledger",),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -295,9 +316,11 @@ class HeadlessConfig:
         False, "No HTTP server: serve a front end that speaks vLLM's EngineCore protocol, such as vllm-rs serve, which "
         "starts this command by itself (--python quire).",
     )  # fmt: skip
-    data_parallel_address: str | None = setting(None, "With headless: address of the front end; default 127.0.0.1.")
+    data_parallel_address: str | None = setting(
+        None, "Address of the front end; default 127.0.0.1.", needs=("headless",)
+    )
     data_parallel_rpc_port: int | None = setting(
-        None, "With headless: port on which the front end waits for engines.", minimum=1, maximum=65535
+        None, "Port on which the front end waits for engines.", minimum=1, maximum=65535, needs=("headless",)
     )
 
     def __post_init__(self) -> None:
@@ -308,9 +331,6 @@ class HeadlessConfig:
                 hint="give data_parallel_rpc_port, or start the front end with vllm-rs serve MODEL --python quire",
                 field="data_parallel_rpc_port",
             )  # fmt: skip
-        for name in ("data_parallel_address", "data_parallel_rpc_port"):
-            if getattr(self, name) is not None and not self.headless:
-                raise ConfigError(f"{name} has no effect without headless", hint=f"leave out {name}", field=name)
 
     @property
     def front_end(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config.base import check_settings, setting
+from quire.config.base import check_settings, setting, settings_of
 from quire.config.token_tree import Tree, parse_tree
 from quire.errors import ConfigError, QuireError, nearest
 from quire.utils.checks import shown
@@ -132,6 +132,7 @@ class SpeculativeConfig:
         self._resolve()
         if self.method:  # who writes off may leave the other keys as they were
             self._check_models()
+            self._check_suffix()
             self._check_acceptance()
             self._check_lookup()
             self._check_tree()
@@ -192,6 +193,15 @@ class SpeculativeConfig:
                 raise config_error(
                     f"{given} is given, and method {', '.join(self.method)} has no model",
                     f"leave out {given}, or add a method with a model: {', '.join(MODEL_METHODS)}",
+                )
+
+    def _check_suffix(self) -> None:
+        for one in settings_of(type(self)):
+            is_set = one.name.startswith("suffix_") and getattr(self, one.name) != one.default
+            if is_set and "suffix" not in self.method:
+                raise config_error(
+                    f"{one.name} has no effect with method {', '.join(self.method)}",
+                    "leave it out, or add the method suffix",
                 )
 
     def _check_acceptance(self) -> None:

@@ -31,7 +31,7 @@ class StructuredOutputsConfig:
     max_whitespace_cnt: int | None = setting(
         20, "Most optional whitespace characters in a row in JSON; none = any number. A request's whitespace_pattern "
         "takes precedence; lm-format-enforcer allows 12, outlines 8.", flag="structured_outputs_max_whitespace_cnt",
-        minimum=1, maximum=1024,
+        minimum=1, maximum=1024, overruled_by=("structured_outputs_disable_any_whitespace",),
     )  # fmt: skip
     disable_additional_properties: bool = setting(
         False,

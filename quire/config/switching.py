@@ -217,6 +217,11 @@ def _checked_entry(name: str, given: dict[str, Any], defaults: Mapping[str, Any]
             "enable_sleep_mode is not supported for several models: /models/unload and /models/load do that for each",
             hint="leave it out, or serve one model", field="enable_sleep_mode",
         )  # fmt: skip
+    if config.supervision.sleeping_requests != "queue":
+        raise ConfigError(
+            "sleeping_requests has no effect for several models, which do not sleep", hint="leave it out",
+            field="sleeping_requests",
+        )  # fmt: skip
     if config.parallel.data_parallel_size > 1:
         raise UnsupportedError(
             "data_parallel_size is not supported for several models: one engine core is loaded and unloaded for each",

@@ -7,6 +7,7 @@ made of. A bad configuration, model directory or template is refused here, befor
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.config.json_object import parse_object
@@ -17,7 +18,7 @@ from quire.engine.shipped_drafters import with_shipped_drafter
 from quire.engine.vllm_environment import warn_of_vllm_environment, with_vllm_environment
 from quire.kernels.native.library import tier_problems
 from quire.logger import get_logger
-from quire.models.hub import resolve_model_path
+from quire.models.hub import EMBEDDED_MODEL, resolve_model_path
 from quire.models.model_dir import ModelDir, read_model_dir
 from quire.platforms.detect import detect_platform
 from quire.platforms.interface import Platform
@@ -79,6 +80,14 @@ def look_up(
 def _check_files(config: QuireConfig, model_dir: ModelDir) -> None:
     """Find what is cheap to find wrong with the chat template and the tokenizer before anything is started."""
     model = config.model
+    if config.supervision.crash_reports not in ("auto", "none"):
+        from quire.engine.crash_reports import check_reports_directory  # late: for a setting that is rarely given
+
+        check_reports_directory(config)
+    if model.model == EMBEDDED_MODEL or Path(model.model).expanduser().exists():
+        for name, value in (("revision", model.revision), ("download_dir", config.load.download_dir)):
+            if value is not None:
+                logger.warning("%s has no effect: the model is not downloaded from the hub; leave it out", name)
     if model.chat_template is not None:
         from quire.tokenization.chat_template import ChatTemplate, read_template_argument  # late: loads Jinja
 

@@ -22,6 +22,7 @@ from quire.config import QuireConfig
 from quire.config.build import public_settings
 from quire.core.engine_messages import EngineCoreRequest
 from quire.core.stats import SchedulerStats
+from quire.errors import ConfigError
 from quire.logger import get_logger
 from quire.platforms.cpu import read_cpu
 from quire.utils.cgroup import CGROUP_ROOT, PROC_ROOT, cgroup_directories
@@ -61,6 +62,25 @@ def reports_directory(config: QuireConfig) -> Path | None:
     if chosen != "auto":
         return Path(chosen).expanduser()
     return default_directory()
+
+
+def check_reports_directory(config: QuireConfig) -> None:
+    """Refuse a directory that cannot be one; it is made when there is something to report.
+
+    Raises:
+        ConfigError: it, or what it is to lie in, is a file or cannot be written to.
+    """
+    chosen = reports_directory(config)
+    if chosen is None:
+        return
+    directory = chosen.absolute()
+    existing = next(one for one in (directory, *directory.parents) if one.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        problem = "cannot be written to" if existing.is_dir() else "is not a directory"
+        raise ConfigError(
+            f"crash_reports={config.supervision.crash_reports}: {existing} {problem}",
+            hint="name a directory, or use auto or none", field="crash_reports",
+        )  # fmt: skip
 
 
 def default_directory() -> Path | None:

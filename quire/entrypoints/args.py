@@ -196,7 +196,7 @@ def _shown_value(value: Any) -> str:
 
 def _add_setting(group: argparse._ArgumentGroup, info: SettingInfo, many: str) -> None:
     flags = [flag_of(name) for name in (info.name, *info.aliases)]
-    help_text = info.doc.replace("%", "%%") + (f" Allowed: {info.allowed}." if info.allowed else "")
+    help_text = info.full_doc.replace("%", "%%") + (f" Allowed: {info.allowed}." if info.allowed else "")
     default = "" if info.default in (None, "", ()) else f" Default: {_shown_value(info.default).lower()}."
     common: dict[str, Any] = {"dest": info.name, "default": argparse.SUPPRESS, "help": help_text + default}
     if info.kind == "bool":

@@ -200,7 +200,7 @@ def _table(infos: list[SettingInfo]) -> str:
 def _row(info: SettingInfo) -> str:
     names = ", ".join(f"`{name}`" for name in (info.name, *info.aliases, *((info.short,) if info.short else ())))
     kind = info.kind + (" or none" if info.is_optional else "")
-    return f"| {names} | {kind} | {_default(info.default)} | {info.allowed} | {info.doc} |"
+    return f"| {names} | {kind} | {_default(info.default)} | {info.allowed} | {info.full_doc} |"
 
 
 def _default(value: object) -> str:

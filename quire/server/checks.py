@@ -6,7 +6,10 @@ the core, which takes longest to start, waits for this. No state.
 
 from __future__ import annotations
 
+from quire import envs
+from quire.config import QuireConfig
 from quire.config.server import ApiConfig, HttpConfig, ResponsesConfig, ServerConfig, TracingConfig, UsageConfig
+from quire.errors import ConfigError
 from quire.server.http.keys import read_checked_keys
 
 
@@ -14,14 +17,53 @@ def check_files(config: ServerConfig, policy: str) -> None:
     """Read keys and certificates, look for parsers and the store; `policy` is the scheduling_policy.
 
     Raises:
-        ConfigError: one cannot be read, or is unknown.
+        ConfigError: one cannot be read, is unknown or has no effect.
     """
-    read_checked_keys(config, policy)
+    keys = read_checked_keys(config, policy)
+    _check_hosts(config.http, has_keys=bool(keys))
     _check_parsers(config.api)
     _check_store(config.responses)
     _check_tls(config.http)
     _check_tracing(config.tracing)
     _check_usage(config.usage)
+
+
+def check_together(engine: QuireConfig, server: ServerConfig) -> None:
+    """Refuse settings of the engine of a server of one model that have no effect with the server's.
+
+    Raises:
+        ConfigError: the setting is named.
+    """
+    supervision, structured = engine.supervision, engine.structured_outputs
+    what = supervision.sleeping_requests
+    # With a key an operator may pause a server that cannot sleep.
+    may_reject = what == "reject" and bool(server.api.api_key or server.api.api_key_file or envs.api_keys())
+    if what != "queue" and not supervision.enable_sleep_mode and not may_reject:
+        raise ConfigError(
+            f"sleeping_requests={what!r} has no effect without enable_sleep_mode",
+            hint="set enable_sleep_mode, or leave out sleeping_requests", field="sleeping_requests",
+        )  # fmt: skip
+    if structured.enable_in_reasoning and structured.thinking_parser is None and server.api.reasoning_parser is None:
+        name = "structured_outputs_enable_in_reasoning"
+        raise ConfigError(
+            f"{name} has no effect without reasoning_parser or structured_outputs_reasoning_parser",
+            hint=f"set one of them, or leave out {name}", field=name,
+        )  # fmt: skip
+
+
+def _check_hosts(http: HttpConfig, *, has_keys: bool) -> None:
+    if not http.allowed_hosts:
+        return
+    from quire.server.http.origins import is_loopback
+
+    reasons = {"API keys": has_keys, "uds": http.uds is not None, f"host={http.host}": not is_loopback(http.host)}
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(
+                f"allowed_hosts has no effect with {reason}: Host headers are checked where only this machine reaches "
+                "the server, and without a key",
+                hint="leave out allowed_hosts", field="allowed_hosts",
+            )  # fmt: skip
 
 
 def _check_parsers(api: ApiConfig) -> None:

@@ -161,7 +161,7 @@ def test_encrypted_blocks_are_read_with_their_key_and_others_are_not_found(start
     for settings in ({"kv_disk_key_file": str(paths[1])}, {}):
         core = start(**settings)
         assert core.answer(2) == (tokens, logprobs, NUM_COMPUTED) and not core.faults
-    with pytest.raises(QuireError, match="kv_disk_key_file needs kv_disk"):
+    with pytest.raises(QuireError, match="kv_disk_key_file has no effect without kv_disk"):
         start(kv_disk=None, kv_disk_key_file=str(paths[0]))
 
 

@@ -60,6 +60,9 @@ def test_a_server_that_sleeps_has_no_core_and_answers_with_the_same_bytes_when_i
         assert not children_of(server.pid) and asleep < 0.6 * awake
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.post(f"{url}/sleep?level=9").status_code == 400
+        slip = httpx.post(f"{url}/sleep?modes=keep")
+        assert slip.status_code == 400 and slip.json()["error"]["param"] == "modes"
+        assert httpx.post(f"{url}/resume?now=1").json()["error"]["param"] == "now"
         assert answer() == first, "the request has woken it up"
         assert httpx.get(f"{url}/is_sleeping").json() == {"is_sleeping": False}
         assert httpx.post(f"{url}/wake_up?tags=weights").json() == {"status": "awake"}

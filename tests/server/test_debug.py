@@ -120,7 +120,8 @@ def test_a_server_that_drains_ends_the_streams_of_events():
 
 
 @pytest.mark.parametrize(
-    ("query", "field"), [("since=-1", "since"), ("since=x", "since"), ("stream=1&interval=0.1", "interval")]
+    ("query", "field"),
+    [("since=-1", "since"), ("since=x", "since"), ("stream=1&interval=0.1", "interval"), ("sinse=1", "sinse")],
 )
 def test_wrong_queries_are_refused_by_name(looked_at, query, field):
     answer = httpx.get(f"{looked_at.url}/debug/state?{query}")

@@ -24,6 +24,7 @@ from quire.server.debug.feed import INTERVAL_S, StateFeed
 from quire.server.debug.planning import Planner, PlanRequest
 from quire.server.http.errors import FORBIDDEN, OVERLOADED, ApiError
 from quire.server.http.origins import is_loopback
+from quire.server.http.query import check_query
 from quire.server.http.recent_requests import RequestTimeline
 from quire.server.http.request_scope import scope_of
 from quire.simulator.hardware import HARDWARE
@@ -58,6 +59,7 @@ class DebugRoutes:
     async def state(self, request: Request) -> Response:
         """What the engines are doing now; as server-sent events for `Accept: text/event-stream` or `stream=true`."""
         self._require_operator(request)
+        check_query(request, "since", "stream", "interval")
         query = request.query_params
         since = _number(query.get("since", "0"), "since", 0.0, float("inf"))
         is_stream = query.get("stream") in ("true", "1") or EVENT_STREAM in request.headers.get("accept", "")
@@ -79,6 +81,7 @@ class DebugRoutes:
     async def requests(self, request: Request) -> Response:
         """When the latest requests were where, the running ones first: phases, events, why prefixes ended."""
         self._require_operator(request)
+        check_query(request, "limit", "id")
         recent, peers = self._parts.recent, self._parts.peers
         known = () if recent is None else recent.timelines()
         if peers is not None:
@@ -194,7 +197,7 @@ def _settings(config: Any, sections: dict[str, type], reasons: dict[str, str]) -
     return [
         {
             "name": one.info.name, "section": one.section, "value": values[one.info.name],
-            "default": one.info.default, "doc": one.info.doc,
+            "default": one.info.default, "doc": one.info.full_doc,
             "reason": reasons.get(one.info.name),
         } for one in all_settings(sections)
     ]  # fmt: skip

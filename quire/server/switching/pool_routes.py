@@ -16,12 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import ValidationError
 from quire.server.api.openai.info_routes import METRICS_TYPE, PlainRoutes, speculation_info
-from quire.server.api.openai.operator_routes import resets_running
+from quire.server.api.openai.operator_routes import RESETS, resets_running
 from quire.server.api.openai.routes import replayed
 from quire.server.chat.answered import Route
 from quire.server.chat.reading import MOST_MAX_BYTES, BodyReader, release
 from quire.server.chat.running import unless_gone
 from quire.server.http.errors import FORBIDDEN, ApiError
+from quire.server.http.query import check_query
 from quire.server.http.request_scope import scope_of
 from quire.server.model_routes import ModelPath
 from quire.server.switching.life_cycle import ModelState
@@ -163,6 +164,7 @@ class PoolRoutes(PlainRoutes):
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget the cached blocks of the model that the query names, by default of all that are loaded."""
         self._require_operator(request, "the caches are those of all tenants")
+        check_query(request, "model", *RESETS)
         name, of_running = request.query_params.get("model"), resets_running(request)
         models = list(self._pool.models.values()) if name is None else [self._pool.find(name)]
         states = [model.state for model in models if model.state is not None]

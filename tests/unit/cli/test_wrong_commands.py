@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[object,
         [word.format_map({**files, "": "{}"}) if "{}" not in word else word for word in line.split()] for line in WRONG
     ]
     for words in lines:
-        if words[0] == "serve" and not {"--port", "--host"} & {*words}:
+        if words[0] == "serve" and not {"--port", "--host", "--uds"} & {*words}:
             words[1:1] = ["--port", "0"]  # something else may listen on 8000
     done = subprocess.run(
         [sys.executable, "-c", RUNNER], cwd=ROOT, env=environment(), input=json.dumps(lines), capture_output=True,

@@ -14,6 +14,7 @@ from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.reading import release
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import CONFLICT, FORBIDDEN, ApiError
+from quire.server.http.query import check_query
 from quire.server.http.request_scope import scope_of
 from quire.utils.checks import check_float, check_int, shown
 
@@ -41,6 +42,7 @@ class RestartRequest(msgspec.Struct, kw_only=True):
 
 SCALE_FIELDS = RequestFields(ScaleRequest)
 RESTART_FIELDS = RequestFields(RestartRequest)
+RESETS = ("reset_running_requests", "reset_external")
 
 
 class OperatorRoutes:
@@ -52,6 +54,7 @@ class OperatorRoutes:
     async def reset_prefix_cache(self, request: Request) -> Response:
         """Forget all cached pages; `success` is false, and nothing done, while any page is in use."""
         require_operator(request)
+        check_query(request, *RESETS)
         is_done = await self._state.engine.reset_prefix_cache(resets_running(request))
         logger.info("prefix cache: %s", "reset" if is_done else "not reset: KV blocks are in use")
         answer = {"success": is_done} if is_done else {"success": False, "message": IN_USE}
@@ -89,6 +92,7 @@ class OperatorRoutes:
 
     async def _profile(self, request: Request, starts: bool, refusal: str) -> Response:
         require_operator(request)
+        check_query(request)
         engine = self._state.engine
         assert isinstance(engine, Profilable), "the route is there for engines that are"
         config = engine.config.observability.profiler

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire.errors import unknown_name
 from quire.server.chat.state import ServerParts
 from quire.server.http.errors import FORBIDDEN, NOT_FOUND, UNAVAILABLE, ApiError
+from quire.server.http.query import check_query
 from quire.server.http.request_scope import scope_of
 from quire.server.usage.forms import FORMATS, as_csv, as_json, day_of
 
@@ -30,9 +31,7 @@ class UsageRoutes:
         if ledger is None:
             raise ApiError(NOT_FOUND, "usage is not recorded; start the server with --usage-ledger FILE")
         query, tenant = request.query_params, scope_of(request).tenant
-        for name in query:
-            if name not in PARAMETERS:
-                raise unknown_name("parameter", name, PARAMETERS)
+        check_query(request, *PARAMETERS)
         form = query.get("format", "json")
         if form not in FORMATS:
             raise unknown_name("format", form, FORMATS, field="format")

@@ -18,6 +18,7 @@ from quire.server.chat.reading import release
 from quire.server.chat.state import ServerState
 from quire.server.http.errors import FORBIDDEN, ApiError
 from quire.server.http.origins import is_loopback
+from quire.server.http.query import check_query
 from quire.utils.checks import check_float, shown
 
 
@@ -55,7 +56,7 @@ class WeightRoutes:
 
     async def sleep(self, request: Request) -> Response:
         """Give back memory; answers when it is done."""
-        self._check(request)
+        self._check(request, "level", "mode")
         level = request.query_params.get("level", "1")
         if level not in ("0", "1", "2"):
             raise ValidationError(f"level={shown(level)} is unknown", hint="valid: 0, 1, 2", field="level")
@@ -64,7 +65,7 @@ class WeightRoutes:
 
     async def wake_up(self, request: Request) -> Response:
         """Get it back; answers when it is done."""
-        self._check(request)
+        self._check(request, "tags")
         is_awake = await self._engine.wake_up(request.query_params.getlist("tags") or None)
         return _json({"status": "awake" if is_awake else "sleeping"})
 
@@ -75,7 +76,7 @@ class WeightRoutes:
 
     async def pause(self, request: Request) -> Response:
         """Stop running steps; answers when that is done."""
-        self._check(request)
+        self._check(request, "mode", "wait_for_inflight_requests", "clear_cache")
         mode = request.query_params.get("mode", "abort")
         if flag(request, "wait_for_inflight_requests"):  # as the mode was called before
             mode = "wait"
@@ -93,12 +94,14 @@ class WeightRoutes:
         self._check(request)
         return _json({"is_paused": self._state.engine.is_paused})
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, *names: str) -> None:
+        """Refuse who may not ask, and parameters of the query other than `names`."""
         http = self._state.config.http
         if self._state.tenants.needs_key:
             require_operator(request)
         elif http.uds is None and not is_loopback(http.host):
             raise ApiError(FORBIDDEN, "without API keys this is for servers on loopback addresses: use --api-key-file")
+        check_query(request, *names)
 
     def _versions(self) -> dict[str, object]:
         versions = self._engine.weight_versions
