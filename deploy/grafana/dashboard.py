@@ -108,6 +108,7 @@ ROWS: list[tuple[str, list[tuple[str, str, list[Query]]]]] = [
         ]),
         ("Sleep state", "short", [
             (f"vllm:engine_sleep_state{{{ENGINE}}} == 1", "{{instance}} {{sleep_state}}"),
+            (f"quire:num_requests_held{{{ENGINE}}}", "{{instance}} requests held"),
         ]),
     ]),
     ("Work and use", [

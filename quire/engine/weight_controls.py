@@ -164,6 +164,11 @@ class WeightControls:
         """What the engine lacks now."""
         return self._sleep
 
+    @property
+    def num_held(self) -> int:
+        """Sequences under way while no steps are run: they go on after `wake_up` or `resume_generation`."""
+        return len(self._handles()) if self._sleep.tags or self._supervisor.is_paused else 0
+
     async def is_sleeping(self) -> bool:
         """Whether anything has to be woken up."""
         return bool(self._sleep.tags)

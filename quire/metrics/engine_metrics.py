@@ -22,6 +22,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.stats import RequestStateStats, SchedulerStats
 from quire.metrics import buckets
 from quire.metrics.draft_metrics import DraftMetrics
+from quire.metrics.family_sums import HELD
 from quire.metrics.gateway_metrics import GatewayMetrics
 from quire.metrics.histogram import QuickHistogram
 from quire.metrics.http_metrics import HttpMetrics
@@ -186,6 +187,10 @@ class EngineMetrics:
         for state in SLEEP_STATES:
             self._sleep.labels(**self._labels, sleep_state=state).set_function(partial(_is_so, read, state))
 
+    def show_held(self, num_held: Callable[[], int]) -> None:
+        """Show how many sequences wait for the engine to wake up."""
+        self._held.set_function(num_held)
+
     def show_start(self, process: str, phases: Phases) -> None:
         """Show what the start of "server" or "engine_core" took."""
         for name, seconds in phases:
@@ -290,6 +295,10 @@ class EngineMetrics:
             "vllm:engine_sleep_state", "1 for the sleep state that the engine, with all its replicas, is in.",
             [*self._labels, "sleep_state"], registry=self.registry,
         )  # fmt: skip
+        self._held = Gauge(
+            HELD, "Sequences that wait for an engine that sleeps or is paused; they are not among the waiting ones.",
+            list(self._labels), registry=self.registry,
+        ).labels(**self._labels)  # fmt: skip
         self._resumed = Gauge(
             "quire:resumed_streams", "Sequences resumed after an engine core restart.",
             registry=self.registry,

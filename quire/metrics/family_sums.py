@@ -18,7 +18,8 @@ from quire.core.stats import SchedulerStats
 from quire.metrics.live_totals import Distribution, LiveTotals
 
 ADDED_TYPES = frozenset(("counter", "histogram", "summary"))
-ADDED_GAUGES = frozenset(("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds"))
+HELD = "quire:num_requests_held"
+ADDED_GAUGES = frozenset(("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds", HELD))
 SMALLEST = "process_start_time_seconds"
 
 Labels = tuple[tuple[str, str], ...]

@@ -26,6 +26,7 @@ Series = dict[str, str]
 
 AWAKE = f'vllm:engine_sleep_state{{{ENGINE},sleep_state="awake"}}'
 PAUSED = 'quire:requests_refused_total{reason="paused",tenant="t"}'
+HELD = f"quire:num_requests_held{{{ENGINE}}}"
 UP = f"quire:core_up{{{ENGINE}}}"
 BUSY = f'quire:core_cpu_seconds_total{{{RANK},mode="user"}}'
 RUNNING, WAITING = f"vllm:num_requests_running{{{ENGINE}}}", f"vllm:num_requests_waiting{{{ENGINE}}}"
@@ -78,7 +79,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {FRONT_ENDS: "4x20", FRONT_ENDS_READY: "4x5 3x15"}, {FRONT_ENDS: "4x20", FRONT_ENDS_READY: "4x18 3x2"},
     ),
     "QuireSleepsWhileRequestsCome": (
-        {AWAKE: "1x5 0x15", PAUSED: "0+10x20"}, {AWAKE: "1x5 0x15", PAUSED: "9x20"},
+        {AWAKE: "1x5 0x15", HELD: "0x5 3x15"}, {AWAKE: "1x5 0x15", HELD: "0x20", PAUSED: "9x20"},
     ),
     "QuireTenantTakesAll": (
         {**tokens("a", 9900), **tokens("b", 100), WAITING: "20x20"},

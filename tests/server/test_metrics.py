@@ -349,10 +349,12 @@ def test_a_core_that_is_gone_and_a_state_of_sleep_are_shown():
     cores = [CoreProcesses(0, [1]), CoreProcesses(1, [], num_reports=4)]
     metrics.show_processes(lambda: [EXAMPLE_USAGE], lambda: cores)
     metrics.show_sleep(lambda: next(states))
+    metrics.show_held(lambda: 3)
     page = metrics.render().decode()
     assert 'quire:core_up{engine="0",model_name="m"} 1.0' in page
     assert 'quire:core_up{engine="1",model_name="m"} 0.0' in page
     assert 'quire:crash_reports_total{engine="1",model_name="m"} 4.0' in page
+    assert 'quire:num_requests_held{engine="0",model_name="m"} 3.0' in page
     of_sleep = [line for line in page.splitlines() if line.startswith("vllm:engine_sleep_state{")]
     assert [line.endswith(" 1.0") for line in of_sleep] == ["discard_all" in line for line in of_sleep]
     assert len(of_sleep) == 3

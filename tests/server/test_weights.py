@@ -111,12 +111,14 @@ def test_an_engine_sleeps_and_its_requests_wait(count: int, fronts: int):
         await fleet.engine.check_health()
         assert await fleet.engine.live_states() == [] and await fleet.engine.reset_prefix_cache()
         waiting = await more(fleet, "asleep")
+        assert sum(one.num_held for one in fleet.fronts or [fleet.engine]) == len(streams) + len(waiting)
         for refused in (fleet.engine.update_weights("1"), fleet.engine.restart_replicas()):
             with pytest.raises(EngineSleepingError, match="asleep"):
                 await refused
         assert not await fleet.engine.wake_up(["weights"]) and fleet.cores[0].is_dead
         assert await fleet.engine.wake_up(["kv_cache"]) and fleet.engine.sleep_state.name == "awake"
         assert await fleet.finish([*streams, *waiting]) == ANSWERS * 2
+        assert fleet.engine.num_held == 0
         assert await fleet.engine.wake_up(), "harmless when awake"
 
     run(test, count, fronts=fronts, enable_sleep_mode=True)

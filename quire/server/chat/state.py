@@ -254,6 +254,7 @@ def make_model_state(
         metrics.show_processes(lambda: watch.usages, lambda: watch.cores)
     metrics.count_restarts(lambda: engine.num_restarts, lambda: engine.num_resumed)
     metrics.show_sleep(lambda: engine.sleep_state.name if isinstance(engine, WeightControls) else "awake")
+    metrics.show_held(lambda: engine.num_held if isinstance(engine, WeightControls) else 0)
     if parts.peers is None:
         engine.step_listeners.append(metrics.record_step)
     elif (drafts := metrics.drafts) is not None:

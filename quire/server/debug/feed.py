@@ -104,13 +104,17 @@ class StateFeed:
         log.look()
         engines, problem = await self._engines(state, name)
         weights = engine if isinstance(engine, WeightControls) else None
+        num_held = 0 if weights is None else weights.num_held
+        if not problem and weights is not None and (weights.sleep_state.tags or engine.is_paused):
+            what = "sleeps" if weights.sleep_state.tags else "is paused"
+            problem = f"the engine {what}; sequences that wait for it: {num_held}"
         live = ModelLive(
             names=list(state.model_names), num_answers=state.admission.num_answers, is_draining=state.is_draining,
             is_paused=engine.is_paused, restarts=engine.num_restarts, resumed=engine.num_resumed,
             predicted_wait_s=state.admission.estimated_wait_s(), problem=problem,
             speculation=speculation_info(engine.config, state.metrics.drafts), engines=engines,
             processes=list(await state.look_at_processes()), series=log.since(0.0),
-            sleep_state="awake" if weights is None else weights.sleep_state.name,
+            sleep_state="awake" if weights is None else weights.sleep_state.name, num_held=num_held,
             weight_versions={} if weights is None else {str(k): v for k, v in weights.weight_versions.items()},
         )  # fmt: skip
         return live, log

@@ -49,6 +49,7 @@ class ModelLive(msgspec.Struct, frozen=True):
         engines: by `index`.
         processes: of the engine cores, in the order of their engines and ranks.
         sleep_state: awake, weights_offloaded or discard_all.
+        num_held: sequences that wait for the engine to wake up or to be resumed.
         weight_versions: of each engine, by its number; "" = those of the server's start.
         series: since the time that the viewer has.
     """
@@ -66,6 +67,7 @@ class ModelLive(msgspec.Struct, frozen=True):
     processes: list[RankUsage]
     series: Series
     sleep_state: str = "awake"
+    num_held: int = 0
     weight_versions: dict[str, str] = {}
 
 
