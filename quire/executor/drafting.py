@@ -124,14 +124,14 @@ class ModelProposer:
         if self._kept:
             for row in (*scheduled.freed_rows.tolist(), *scheduled.rows.tolist()):
                 self._kept.pop(row, None)
+        if not (self._is_wanted or self._was_wanted):
+            return None  # as in most steps of a controller that plans them without drafts
         is_decoding = scheduled.is_sampling & ~scheduled.is_prefill
         if is_decoding.any():
             self._was_wanted = self._is_wanted
         is_wanted, self._is_wanted = self._is_wanted or self._was_wanted, False
-        if not is_wanted:
-            return None
         rows = scheduled.rows[scheduled.is_sampling]
-        if not len(rows):
+        if not is_wanted or not len(rows):
             return None
         return DraftRequest(rows, np.full(len(rows), self._num_tokens, dtype=np.int32))
 

@@ -169,13 +169,15 @@ class DraftsCurve:
             return None
         return self._shares[bisect_right(numbers, num_drafts) - 1]
 
-    def observe(self, num_drafts: int, share: float) -> None:
+    def observe(self, num_drafts: int, share: float, prior: Prior) -> None:
         """Take in a measurement: an exponential mean of those of the same number, or one that is near."""
         knot = _knot_below(num_drafts)
         share *= knot / num_drafts
         count = self._counts.get(knot, 0)
-        known = self._measured.get(knot, share)
-        bounded = min(share, MOST_RATIO * (1.0 + known) - 1.0)
+        known = self._measured.get(knot, 0.0)
+        # The first one is compared with what it was expected to be: the machine may have been away just then.
+        expected = known if count else self.value(knot, prior)
+        bounded = min(share, MOST_RATIO * (1.0 + expected) - 1.0)
         self._measured[knot] = known + max(1 / (count + 1), NEWEST_SHARE) * (bounded - known)
         self._counts[knot] = count + 1
         numbers = sorted(self._measured)
@@ -211,6 +213,7 @@ class CostTable:
         self._plain: dict[int, LearnedCurve] = {}
         self._drafted: dict[LoadBucket, DraftsCurve] = {}
         self._newest_drafted: DraftsCurve | None = None
+        self._predicted: dict[tuple[LoadBucket, int, tuple[int, ...]], list[float]] = {}  # since the newest measurement
         self._prompt_token_s = 0.0
         self._num_prompts = 0
         self.prediction_ratio = 1.0
@@ -246,15 +249,19 @@ class CostTable:
         """Seconds that plain decoding takes for one token of `num_decoding` rows, prompts aside."""
         return self._plain_curve(bucket).value(num_decoding) / num_decoding
 
-    def decode_seconds(self, bucket: LoadBucket, num_decoding: int, numbers: Sequence[int]) -> list[float]:
+    def decode_seconds(self, bucket: LoadBucket, num_decoding: int, numbers: tuple[int, ...]) -> list[float]:
         """Predicted seconds of a step without drafts, then with each of some numbers of them, without its prompts.
 
         Args:
             numbers: of drafts, at least 1, rising; with them seconds never fall.
         """
-        plain_s, prior = self._plain_and_prior(bucket, num_decoding)
-        curve = self._drafted_curve(bucket)
-        return [plain_s, *(plain_s * (1.0 + curve.value(number, prior)) for number in numbers)]
+        known = self._predicted.get((bucket, num_decoding, numbers))  # most steps teach nothing
+        if known is None:
+            plain_s, prior = self._plain_and_prior(bucket, num_decoding)
+            curve = self._drafted_curve(bucket)
+            known = [plain_s, *(plain_s * (1.0 + curve.value(number, prior)) for number in numbers)]
+            self._predicted[bucket, num_decoding, numbers] = known
+        return known
 
     def _plain_and_prior(self, bucket: LoadBucket, num_decoding: int) -> tuple[float, Prior]:
         """Seconds of a plain step, and by which share of them drafts make it longer as far as none was measured."""
@@ -289,13 +296,14 @@ class CostTable:
         self, bucket: LoadBucket, num_decoding: int, num_other_tokens: int, num_drafts: int, seconds: float
     ) -> None:
         """Take in a step that was measured, without the proposer's time."""
+        self._predicted.clear()
         plain = self._plain_curve(bucket)
         prompts_s = num_other_tokens * self._prompt_token_s
         if plain.is_measured:
             self._note_prediction(bucket, num_decoding, num_drafts, prompts_s, seconds)
         if num_drafts and plain.is_measured:
-            share = (seconds - prompts_s) / plain.value(num_decoding) - 1.0
-            self._drafted_curve(bucket).observe(num_drafts, share)
+            plain_s, prior = self._plain_and_prior(bucket, num_decoding)
+            self._drafted_curve(bucket).observe(num_drafts, (seconds - prompts_s) / plain_s - 1.0, prior)
         elif num_drafts:
             return
         elif num_other_tokens and plain.is_measured:

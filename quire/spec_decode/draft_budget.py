@@ -4,8 +4,8 @@ Called by the draft controller. Functions without state. With n rows that decode
 to stand, a step is expected to give n + (sum of their chances) tokens in cost(B) seconds; B is where that is largest,
 and 0 unless it is better by MIN_GAIN. Chances never rise within a row, so the best B drafts are a prefix of each row's.
 
-Only some numbers are considered: those with which the step has a common size (`core.step_sizes`). A step's size is
-captured when it is first met, which takes as long as some ten steps of a small model; so few sizes are used.
+Only some numbers are considered, as each takes time and its cost is to be learned: small ones, those with which the
+step has a common size, where costs may have steps, and all that there are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.core.step_sizes import is_common
-
 # What drafts must promise to be verified: errors of the estimates must not eat the gain.
 MIN_GAIN = 1.03
+# Numbers of drafts that are always considered; and sizes of steps: in each doubling beyond it those of so many eighths.
+ALWAYS_CONSIDERED = 8
+COMMON_EIGHTHS = (8, 10, 12)
 
 
 class DraftBudget(NamedTuple):
@@ -38,12 +39,17 @@ class DraftBudget(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def common_budgets(num_decoding: int, most: int) -> tuple[int, ...]:
-    """Numbers of drafts, at least 1 and at most `most`, with which a step of so many rows has a common size; rising.
+    """Numbers of drafts of a step of so many rows that are considered, at least 1 and at most `most`; rising."""
+    return tuple(
+        number for number in range(1, most + 1)
+        if number <= ALWAYS_CONSIDERED or number == most or _is_common(num_decoding + number)
+    )  # fmt: skip
 
-    Where none is common, all of them.
-    """
-    numbers = [number for number in range(1, most + 1) if is_common(num_decoding + number)]
-    return tuple(numbers or range(1, most + 1))
+
+def _is_common(num_tokens: int) -> bool:
+    """Whether steps of so many tokens, more than ALWAYS_CONSIDERED, have a common size."""
+    shift = num_tokens.bit_length() - 4
+    return num_tokens >> shift in COMMON_EIGHTHS and num_tokens & ((1 << shift) - 1) == 0
 
 
 def best_budget(

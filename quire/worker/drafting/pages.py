@@ -91,7 +91,9 @@ class DraftPages:
                 one.copy(scheduled.swap_outs, to_swap=True)
             if len(scheduled.swap_ins):
                 one.copy(scheduled.swap_ins, from_swap=True)
-        num_computed = dict(zip(scheduled.rows.tolist(), scheduled.num_computed_tokens.tolist(), strict=True))
+        num_computed: dict[int, int] = {}
+        if scheduled.new_reqs:
+            num_computed = dict(zip(scheduled.rows.tolist(), scheduled.num_computed_tokens.tolist(), strict=True))
         for request in scheduled.new_reqs:
             self._place(request, num_computed.get(request.row, 0))
         self._append(scheduled.new_blocks)

@@ -90,6 +90,14 @@ def test_costs_of_more_drafts_are_taken_for_lower_where_fewer_cost_less_than_exp
     assert played.ratio >= 0.9 * best
 
 
+def test_a_first_trial_that_is_interrupted_counts_for_twice_what_was_foreseen():
+    costs, bucket = CostTable(), bucket_of(1, 0, 100)
+    costs.begin([MeasuredStep(1, number, linear(1 + number)) for number in (0, 4, 16)])
+    costs.record(bucket, 1, 0, 0, linear(1))
+    costs.record(bucket, 1, 0, 4, 1.0)
+    assert costs.decode_seconds(bucket, 1, (4,))[1] == pytest.approx(2 * linear(5))
+
+
 @pytest.mark.parametrize(("believed", "cost"), [("flat", "steep"), ("steep", "flat"), ("staircase", "convex")])
 def test_real_steps_correct_what_was_measured_at_start(believed: str, cost: str):
     for adversary in ADVERSARIES.values():

@@ -6,7 +6,6 @@ import numpy as np
 
 from quire.core.drafts import Proposals
 from quire.core.speculation_stats import Reason
-from quire.core.step_sizes import ALL_COMMON, is_common
 from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.draft_budget import common_budgets
 from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_OF_BAD, DraftWatch
@@ -98,11 +97,10 @@ def test_what_capturing_took_is_owed_when_drafts_did_not_gain():
     assert 0.19 < debts[1] - debts[0] < 0.21
 
 
-def test_few_sizes_of_steps_are_used():
-    assert [size for size in range(1, 65) if is_common(size)] == [*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64]
-    assert common_budgets(1, 16) == (1, 2, 3, 4, 5, 6, 7, 9, 11, 15)
-    assert common_budgets(33, 3) == (1, 2, 3), "where no size is common all are"
-    assert ALL_COMMON == 8
+def test_few_numbers_of_drafts_are_considered_and_always_all():
+    assert common_budgets(1, 17) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 17)
+    assert common_budgets(33, 3) == (1, 2, 3)
+    assert common_budgets(33, 32) == (1, 2, 3, 4, 5, 6, 7, 8, 15, 31, 32)
 
 
 def test_few_drafts_have_the_chances_that_they_have_among_many():

@@ -32,7 +32,7 @@ def test_measured_steps_are_predicted():
         costs.record(bucket, 4, 0, 0, 0.020)
         costs.record(bucket, 4, 0, 8, 0.030)
     assert costs.plain_seconds(bucket, 4, 0) == pytest.approx(0.020, rel=0.01)
-    assert costs.decode_seconds(bucket, 4, [8])[1] == pytest.approx(0.030, rel=0.05)
+    assert costs.decode_seconds(bucket, 4, (8,))[1] == pytest.approx(0.030, rel=0.05)
 
 
 def test_no_step_is_predicted_to_be_shorter_for_more_tokens():
@@ -50,7 +50,7 @@ def test_prompt_tokens_have_a_price_of_their_own():
         costs.record(quiet, 2, 0, 0, 0.010)
         costs.record(mixed, 2, 100, 0, 0.110)
     assert costs.plain_seconds(mixed, 2, 200) == pytest.approx(0.210, rel=0.02)
-    assert costs.decode_seconds(mixed, 2, [])[0] == pytest.approx(0.010, rel=0.02)
+    assert costs.decode_seconds(mixed, 2, ())[0] == pytest.approx(0.010, rel=0.02)
 
 
 def test_longer_contexts_begin_with_what_shorter_ones_cost():
