@@ -135,8 +135,10 @@ def parse_messages(messages: Any) -> list[ChatMessage]:
 
 
 def _parse_prompt_dict(prompt: Mapping[str, Any]) -> TextPrompt | TokensPrompt:
-    for key in prompt:
+    for key, value in prompt.items():
         if key in PROMPT_KEYS_NOT_YET:
+            if value is None:
+                continue
             raise UnsupportedError(
                 f"prompt key {key!r} is valid for vLLM, but Quire does not implement it yet",
                 hint="use 'prompt' or 'prompt_token_ids'",

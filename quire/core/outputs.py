@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -33,7 +33,10 @@ class CompletionOutput(msgspec.Struct):
         stop_reason: the stop string or stop id that matched; None for EOS.
         error: what went wrong, where finish_reason is "error" or "queue_timeout".
         spec_decode_metrics: what its drafts came to so far; None = it had none.
+        lora_request: None, as there are no adapters; programs for vLLM read it.
     """
+
+    lora_request: ClassVar[None] = None
 
     index: int
     text: str
@@ -75,7 +78,13 @@ class RequestOutput(msgspec.Struct):
         prefix_cache: what the prefix cache did for it, and why not more; None before its turn.
         kv_transfer_params: from the KV connector, for the engine that goes on with the request; None = nothing.
         prompt_progress: news of the prompt, where `return_progress` asked for it; such an output may have no new token.
+        lora_request, encoder_prompt, encoder_prompt_token_ids: None, as there are no adapters and no encoders; programs
+            for vLLM read them.
     """
+
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
 
     request_id: str
     prompt: str | None

@@ -33,7 +33,7 @@ from quire.entrypoints.llm_arguments import (
 )
 from quire.entrypoints.llm_controls import EngineControls
 from quire.entrypoints.progress import Progress
-from quire.errors import ChatTemplateError, require_unset
+from quire.errors import ChatTemplateError, UnsupportedError, require_unset
 from quire.logger import configure_logging, get_logger
 from quire.tokenization.chat_template import ChatTemplate, load_chat_template
 from quire.tokenization.tokenizer import Tokenizer
@@ -247,8 +247,19 @@ class LLM(EngineControls):
         self._enqueued.extend(names)
         return names
 
-    def wait_for_completion(self, *, use_tqdm: bool = True) -> list[RequestOutput]:
-        """Run everything that was enqueued; its outputs in the order in which it was."""
+    def wait_for_completion(
+        self, output_type: type[RequestOutput] | None = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Run everything that was enqueued; its outputs in the order in which it was.
+
+        Args:
+            output_type: None or `RequestOutput`, which is all that there is.
+        """
+        if output_type not in (None, RequestOutput):
+            raise UnsupportedError(
+                f"output_type={output_type!r} is not supported: outputs are RequestOutput", hint="leave it out",
+                field="output_type",
+            )  # fmt: skip
         names, self._enqueued = self._enqueued, []
         return self._run(names, use_tqdm)
 

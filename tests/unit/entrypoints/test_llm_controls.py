@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from quire.core.outputs import RequestOutput
 from quire.core.sampling_params import SamplingParams
 from quire.entrypoints.llm import LLM
 from quire.errors import UnsupportedError, ValidationError
@@ -68,8 +69,17 @@ def test_figures_are_there_only_where_they_are_counted(llm):
 def test_conversations_are_enqueued_and_answered_later(llm):
     chats = [[{"role": "user", "content": text}] for text in ("fox", "a")]
     names = llm.enqueue_chat(chats, PARAMS, chat_template="{{ messages[0].content }}")
-    outputs = llm.wait_for_completion()
+    with pytest.raises(UnsupportedError, match="output_type"):
+        llm.wait_for_completion(dict)
+    outputs = llm.wait_for_completion(RequestOutput)
     assert [output.request_id for output in outputs] == names and texts(outputs) == ["fox", "a"]
+
+
+def test_keys_of_prompts_without_a_value_and_fields_of_adapters_are_there(llm):
+    (output,) = llm.generate({"prompt": "fox", "multi_modal_data": None, "encoder_prompt": None}, PARAMS)
+    assert (output.lora_request, output.encoder_prompt, output.outputs[0].lora_request) == (None, None, None)
+    with pytest.raises(UnsupportedError, match="multi_modal_data"):
+        llm.generate({"prompt": "fox", "multi_modal_data": {"image": 1}}, PARAMS)
 
 
 def test_one_priority_may_stand_for_all_prompts(llm, client):
