@@ -31,7 +31,8 @@ from tests.robustness.server_process import (
 from tests.robustness.soak import metric
 from tests.robustness.survive import Request, Undisturbed, undisturbed
 
-BASE = ("--disable-access-log", "--data-parallel-size", "2")
+# Replicas without requests between their deaths are not to be given up: that is another test's.
+BASE = ("--disable-access-log", "--data-parallel-size", "2", "--max-restarts", "1000")
 SCARCE = (
     "--swap-space", "0.05", "--preemption-mode", "swap", "--num-gpu-blocks-override", "24", "--max-model-len", "320",
 )  # fmt: skip
