@@ -125,7 +125,7 @@ class Bench:
         changes = dict(case.changes)
         if changes.get("kv_disk"):
             self._num_disks += 1
-            changes |= {"kv_disk": str(self._directory / f"disk{self._num_disks}"), "kv_disk_size": 1}
+            changes |= {"kv_disk": str(self._directory / f"disk{self._num_disks}")}
         return self._answers(case, case.ranks, case.stages, changes) != self._expected[key]
 
     def _answers(self, case: Case, ranks: int, stages: int, changes: Mapping[str, Any]) -> Answers:
