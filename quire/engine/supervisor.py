@@ -35,7 +35,7 @@ from quire.logger import get_logger
 SUSPECT_DEATHS = 2
 # The only suspect left is ended after so many: twice as the only one, as a core may die by another hand at any moment.
 MAX_DEATHS = 4
-RETRY_S = 0.25  # doubled with each try
+RETRY_S, MAX_RETRY_S = 0.25, 10.0  # doubled with each try, up to the second
 # A core that takes longer to come back is unavailable: its requests need not wait for it.
 UNAVAILABLE_S = 10.0
 FINISH_POLL_S = 0.05
@@ -410,7 +410,7 @@ class Supervisor:
                     reason = error.message
                     self._on_unavailable()
                     is_expected = self._core.has_ended_with_group
-                    await asyncio.sleep(RETRY_S * 2**self._num_failed_restarts)
+                    await asyncio.sleep(min(RETRY_S * 2 ** min(self._num_failed_restarts, 20), MAX_RETRY_S))
         except EngineDeadError as error:
             self.give_up(error)
         finally:

@@ -89,7 +89,7 @@ class StillbornCore(MortalCore):
     """Its process ends while it starts."""
 
     def wait_ready(self) -> None:
-        self.is_dead = True
+        self.close()
         raise EngineDeadError("the engine core process exited during startup")
 
 

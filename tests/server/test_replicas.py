@@ -128,6 +128,23 @@ def test_a_core_that_ran_for_long_is_replaced_however_often_though_no_request_ca
     run(test, max_restarts=1)
 
 
+def test_a_replica_that_could_not_start_many_times_is_tried_again_soon(monkeypatch):
+    monkeypatch.setattr(supervisor, "RETRY_S", 1e-4)
+    monkeypatch.setattr(supervisor, "MAX_RETRY_S", 1e-3)
+
+    async def test(fleet: Fleet) -> None:
+        fleet.engine._supervisor.attach()
+        fleet.born_dead = {1}
+        fleet.cores[1].die()
+        while fleet.engine._supervisor._replicas[1].supervisor._num_failed_restarts < 24:
+            await asyncio.sleep(0.001)
+        fleet.born_dead = set()
+        while fleet.engine.num_ready_replicas < 2:
+            await asyncio.sleep(0.001)
+
+    run(test, max_restarts=1000)
+
+
 def test_the_last_replica_takes_the_engine_with_it():
     async def test(fleet: Fleet) -> None:
         streams = await begin(fleet)
