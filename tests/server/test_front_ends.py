@@ -184,3 +184,28 @@ def test_the_owner_leaves_nothing_behind_whoever_kills_it(server):
     server.wait()
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "its front ends end")
     assert not server.leftovers
+
+
+def test_limits_and_counts_are_exact_with_replicas_behind_both(tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    flags = ("--api-key-file", str(keys), "--usage-ledger", str(tmp_path / "usage.db"), "--max-model-len", "512")
+
+    async def run(server: ServerProcess) -> None:
+        def ask_all(count: int, max_tokens: int, key: str) -> Any:
+            return [ask(server.port, "/v1/completions", stream(n, max_tokens), key=key) for n in range(count)]
+
+        asked = [*ask_all(24, 2, RED), *ask_all(12, 200, BLUE), *ask_all(6, 32, OPS)]
+        statuses = [one.status for one in await asyncio.gather(*asked)]
+        assert [statuses[:24].count(200), statuses[24:36].count(200), statuses[36:].count(200)] == [7, 4, 6]
+        assert statuses.count(429) == 17 + 8
+        for _ in range(4):  # whichever answers
+            assert await used(server) == {"red": 7 * 2, "blue": 4 * 200, "ops": 6 * 32}
+        by_replica = [await metric(server, f'vllm:generation_tokens_total{{engine="{index}"') for index in (0, 1)]
+        assert sum(by_replica) == 7 * 2 + 4 * 200 + 6 * 32 and all(by_replica), "both had some"
+        again = await asyncio.gather(*ask_all(4, 2, BLUE))
+        assert [one.status for one in again] == [200] * 4, "its four places are free again"
+
+    with ServerProcess("--api-server-count", "2", "--data-parallel-size", "2", *flags) as server:
+        asyncio.run(run(server))
