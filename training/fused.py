@@ -208,3 +208,26 @@ def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tens
         The mean, and the cross-entropy of each row, [...] float32 (0 where its weight is), which has no gradient.
     """
     return _CrossEntropy.apply(hidden, matrix, targets, weights)
+
+
+class _SoftCrossEntropy(Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, wanted: Tensor) -> Tensor:
+        losses, difference = wanted.new_empty(len(given)), torch.empty_like(given)
+        for part, want, loss, into in zip(*(x.split(128) for x in (given, wanted, losses, difference))):
+            log = part.float().log_softmax(-1)
+            loss.copy_((want * log).sum(-1).neg_())
+            into.copy_(log.exp_().sub_(want))
+        ctx.save_for_backward(difference)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (difference,) = ctx.saved_tensors
+        return difference * grad.unsqueeze(1).to(difference.dtype), None
+
+
+def soft_cross_entropy(given: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy of logits `given` and distributions `wanted` (float32), both [rows, vocab]; [rows] float32."""
+    return _SoftCrossEntropy.apply(given, wanted)

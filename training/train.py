@@ -11,9 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +31,11 @@ from training.muon import build_optimisers
 
 @dataclass
 class Settings:
-    """Everything that decides about a run (lr: step sizes at their peak; warmup: share of all tokens)."""
+    """Everything that decides about a run.
+
+    `lr_muon`, `lr_adam`: step sizes at their peak; `warmup`: share of all tokens; `threads`: parts of a batch that are
+    computed at the same time.
+    """
 
     folder: Path
     epochs: int = 1
@@ -44,6 +51,7 @@ class Settings:
     max_steps: int = 0
     model: LeafConfig = field(default_factory=LeafConfig)
     name: str = "checkpoint"
+    threads: int = 1
 
 
 def schedule(progress: float, warmup: float) -> float:
@@ -53,8 +61,23 @@ def schedule(progress: float, warmup: float) -> float:
     return min(1.0, max(0.0, (1.0 - progress) / 0.7))
 
 
+class Loss(NamedTuple):
+    """Of some documents of a batch.
+
+    Attributes:
+        mean: Over their tokens, with a gradient.
+        weight: Of this mean in that of the batch: the sum of the tokens' weights.
+    """
+
+    mean: Tensor
+    weight: float
+
+
 class Trainer:
     """Model, optimisers and position in the data; saves and resumes.
+
+    A batch is divided among `settings.threads` threads with one core each: operations are too short to be divided
+    themselves. Gradients are added in the order of the documents, so the number of threads decides about last bits.
 
     Args:
         settings: Of the run.
@@ -65,7 +88,10 @@ class Trainer:
         self.s = settings
         self.corpus = Corpus(settings.folder)
         self.model = (model or Leaf(settings.model, settings.seed)).to(settings.device)
-        self.optimisers = build_optimisers(self.model, settings.lr_muon, settings.lr_adam, settings.weight_decay)
+        self.pool = ThreadPoolExecutor(settings.threads, initializer=torch.set_num_threads, initargs=(1,))
+        self.lock = threading.Lock()
+        rates = settings.lr_muon, settings.lr_adam, settings.weight_decay
+        self.optimisers = build_optimisers(self.model, *rates, settings.threads, self.pool.map)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimisers]
         self.epoch = self.index = self.step = self.tokens = 0
         self.elapsed = 0.0
@@ -103,14 +129,35 @@ class Trainer:
         torch.save(state, temporary)
         os.replace(temporary, self.path)
 
-    def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
-        """The loss of a batch, and how many tokens it computed."""
+    def loss(self, docs: np.ndarray) -> Loss:
+        """The loss of a batch, or of a thread's part of it."""
         ids, targets, weights = self.corpus.batch(docs, self.s.device)
         hidden = self.model.train_hidden(ids)
         matrix = self.model.model.embed_tokens.weight.to(hidden.dtype)
         mean, losses = fused.cross_entropy(hidden, matrix, targets, weights)
         self._count(docs, losses, weights)
-        return mean, ids.numel()
+        return Loss(mean, float(weights.sum()))
+
+    def _forward(self, docs: np.ndarray) -> Loss:
+        # The cache of casts is one for all threads, so it is for one thread only.
+        with torch.autocast(self.s.device, torch.bfloat16, cache_enabled=self.s.threads == 1):
+            return self.loss(docs)
+
+    def _gradients(self, docs: np.ndarray) -> None:
+        """Leaves the gradient of a batch in the parameters."""
+        parts = [part for part in np.array_split(docs, self.s.threads) if len(part)]
+        losses = list(self.pool.map(self._forward, parts))
+        total = sum(loss.weight for loss in losses)
+        parameters = list(self.model.parameters())
+
+        def backward(loss: Loss) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(loss.mean * (loss.weight / total), parameters)
+
+        first, *others = self.pool.map(backward, losses)
+        for other in others:
+            torch._foreach_add_(first, other)
+        for parameter, gradient in zip(parameters, first):
+            parameter.grad = gradient
 
     def train_step(self) -> None:
         """Trains on the next batch."""
@@ -119,15 +166,13 @@ class Trainer:
         for optimiser, peaks in zip(self.optimisers, self.peaks):
             for group, peak in zip(optimiser.param_groups, peaks):
                 group["lr"] = peak * factor
-        with torch.autocast(self.s.device, torch.bfloat16):
-            loss, tokens = self.loss(docs)
-        loss.backward()
+        self._gradients(docs)
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad()
         self.index += 1
         self.step += 1
-        self.tokens += tokens
+        self.tokens += self.corpus.padded_tokens([docs])
         if self.index >= len(self.plan):
             self.epoch, self.index = self.epoch + 1, 0
             self.plan = self.corpus.plan(self.s.seed, self.epoch, self.s.batch_tokens)
@@ -135,10 +180,11 @@ class Trainer:
     def _count(self, docs: np.ndarray, losses: Tensor, weights: Tensor) -> None:
         answers = (weights == 1.0).float()
         total, count = (losses * answers).sum(1).tolist(), answers.sum(1).tolist()
-        for doc, t, c in zip(docs, total, count):
-            row = self.sums.setdefault(self.corpus.names[self.corpus.tasks[doc]], [0.0, 0.0])
-            row[0] += t
-            row[1] += c
+        with self.lock:
+            for doc, t, c in zip(docs, total, count):
+                row = self.sums.setdefault(self.corpus.names[self.corpus.tasks[doc]], [0.0, 0.0])
+                row[0] += t
+                row[1] += c
 
     def report(self, speed: float) -> str:
         """One line with the mean answer loss (nats per token) of each task."""
@@ -185,22 +231,24 @@ def main() -> None:
     parser.add_argument("--lr-muon", type=float, default=0.02)
     parser.add_argument("--lr-adam", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: all)")
+    parser.add_argument("--threads", type=int, default=0, help="parts of a batch, each with a core (0: all cores)")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     args = parser.parse_args()
     keep_freed_memory()
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        torch.set_num_threads(1)
     settings = Settings(
         args.out,
         batch_tokens=args.batch_tokens,
         lr_muon=args.lr_muon,
         lr_adam=args.lr_adam,
         seed=args.seed,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device,
         max_steps=args.max_steps,
         save_every=args.save_every,
+        threads=(args.threads or os.cpu_count() or 1) if device == "cpu" else 1,
     )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())

@@ -93,6 +93,16 @@ def test_losses_of_tokens_are_cross_entropies_even_of_a_token_that_is_nearly_imp
     torch.testing.assert_close(losses, F.cross_entropy(hidden, targets, reduction="none"))
 
 
+def test_cross_entropy_with_distributions_has_the_gradient_of_the_formula():
+    generator = torch.Generator().manual_seed(4)
+    given = torch.randn(200, 50, generator=generator).requires_grad_()
+    wanted, weights = torch.randn(200, 50, generator=generator).softmax(-1), torch.rand(200, generator=generator)
+    found, formula = fused.soft_cross_entropy(given, wanted), -(wanted * given.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(found, formula)
+    gradients = [torch.autograd.grad((losses * weights).sum(), given)[0] for losses in (found, formula)]
+    torch.testing.assert_close(*gradients)
+
+
 def test_orthogonalise_is_the_written_down_polynomial():
     g = torch.randn(2, 24, 40, generator=torch.Generator().manual_seed(0))
     a, b, c = NS_COEFFICIENTS

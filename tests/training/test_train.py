@@ -38,8 +38,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def _trainer(folder, steps, name="checkpoint"):
-    settings = Settings(folder, batch_tokens=2048, max_steps=steps, model=TINY, log_every=1000, name=name)
+def _trainer(folder, steps, name="checkpoint", threads=1):
+    settings = Settings(
+        folder, batch_tokens=2048, max_steps=steps, model=TINY, log_every=1000, name=name, threads=threads
+    )
     return Trainer(settings)
 
 
@@ -64,17 +66,37 @@ def test_phases_follow_each_other_with_their_shares_of_tokens(folder):
     assert corpus.padded_tokens(plan) == sum(corpus.batch(docs, "cpu")[0].numel() for docs in plan)
 
 
-def test_resume_is_exact(folder):
-    straight = _trainer(folder, 6)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_resume_is_exact(folder, threads):
+    straight = _trainer(folder, 6, f"resumed-{threads}", threads)
     straight.run()
     expected = {k: v.clone() for k, v in straight.model.state_dict().items()}
     straight.path.unlink()
-    _trainer(folder, 3).run()
-    resumed = _trainer(folder, 6)
+    _trainer(folder, 3, f"resumed-{threads}", threads).run()
+    resumed = _trainer(folder, 6, f"resumed-{threads}", threads)
     assert resumed.step == 3
     resumed.run()
+    assert resumed.tokens == resumed.corpus.padded_tokens(resumed.plan[:6])  # the schedule of any number of threads
     for name, value in resumed.model.state_dict().items():
         assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_parts_of_a_batch_give_the_gradient_and_the_update_of_the_whole(folder, threads):
+    whole, parts = _trainer(folder, 1, "whole"), _trainer(folder, 1, "parts", threads)
+    docs = next(d for d in whole.plan if len(d) > 2)
+    whole._gradients(docs)
+    parts._gradients(docs)
+    for (name, p), other in zip(whole.model.named_parameters(), parts.model.parameters()):
+        assert (p.grad - other.grad).norm() < 0.02 * p.grad.norm(), name
+        other.grad = p.grad.clone()
+    for trainer in (whole, parts):
+        for optimiser in trainer.optimisers:
+            optimiser.step()
+    for (name, p), other in zip(whole.model.named_parameters(), parts.model.parameters()):
+        torch.testing.assert_close(p, other, rtol=0, atol=1e-4, msg=name)
+    counted = [sum(row[1] for row in trainer.sums.values()) for trainer in (whole, parts)]
+    assert counted[0] == counted[1] > 0
 
 
 def test_a_run_that_was_killed_between_two_checkpoints_repeats_the_steps_since(folder):

@@ -106,7 +106,7 @@ class EagleHead(nn.Module):
             keys.append(k)
             values.append(v)
             x = x + self._attend(q, keys, values, age >= p)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            x = x + layer.mlp.train_forward(layer.post_attention_layernorm(x))
             outputs.append(x)
             hidden = F.pad(x, (0, 0, 1, 0))[:, :t]
         return outputs

@@ -1,7 +1,7 @@
 """Trains one head: `python -m training.heads.train eagle` after heads/distill.py.
 
 All three learn the target's distributions (the softmax of its logits) and not tokens alone. Length is a number of
-epochs, so that seed, files and number of threads decide about the weights. Stopped runs go on from their checkpoint:
+epochs, so that seed and files decide about the weights; each has one thread. Stopped runs go on from their checkpoint:
 eagle.pt, medusa.pt or draft.pt in the folder of the training set.
 """
 
@@ -17,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training import fused
 from training.evaluate import load_model
 from training.heads.distill import hidden_batch, read_hidden
 from training.heads.eagle import EagleHead
 from training.heads.medusa import MedusaHeads
+from training.memory import keep_freed_memory
 from training.model import Leaf, LeafConfig
-from training.train import Settings, Trainer
+from training.train import Loss, Settings, Trainer
 
 DEPTH = 4  # tokens that the draft model and the EAGLE head draft in a step, one after the other
 MEDUSA_HEADS = 6  # tokens that the Medusa heads draft at once: one more costs little
@@ -49,11 +51,6 @@ def make_draft(target: Leaf, config: LeafConfig, seed: int) -> Leaf:
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(projected * (0.02 / projected.std()))
     return model
-
-
-def soft_loss(wanted: Tensor, given: Tensor) -> Tensor:
-    """Cross-entropy of the distributions of two rows of logits [rows, vocab], [rows] float32."""
-    return -(wanted.float().softmax(-1) * given.float().log_softmax(-1)).sum(-1)
 
 
 class _HeadTrainer(Trainer):
@@ -92,28 +89,28 @@ class _HeadTrainer(Trainer):
 class EagleTrainer(_HeadTrainer):
     """Trains an `EagleHead` as it will draft: estimates are fed back `DEPTH` - 1 times."""
 
-    def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
+    def loss(self, docs: np.ndarray) -> Loss:
         """The mean over passes; see `EagleHead.passes` for rows."""
         ids, weights, hidden = self.batch(docs)
         embeddings = F.embedding(ids[:, 1:], self.embedding)
         outputs = self.model.passes(embeddings, hidden[:, :-1], DEPTH)
         is_answer = weights[:, 2:] == 1.0
         states = hidden[:, 1:-1][is_answer]
-        wanted = F.linear(states, self.embedding)
+        wanted = F.linear(states, self.embedding).float().softmax(-1)
         row = torch.arange(ids.shape[1] - 2).expand_as(is_answer)[is_answer]
         losses = []
         for p, output in enumerate(outputs):
             given = output[:, :-1][is_answer]
             distance = F.smooth_l1_loss(given.float(), states, reduction="none").mean(-1)
-            each = soft_loss(wanted, F.linear(given, self.embedding)) + STATE_WEIGHT * distance
+            each = fused.soft_cross_entropy(F.linear(given, self.embedding), wanted) + STATE_WEIGHT * distance
             losses.append(each[row >= p].mean())
-        return self.weigh(losses), ids[:, 1:].numel()
+        return Loss(self.weigh(losses), 1.0)
 
 
 class MedusaTrainer(_HeadTrainer):
     """Trains all `MedusaHeads` at once."""
 
-    def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
+    def loss(self, docs: np.ndarray) -> Loss:
         """The mean over heads, for the same tokens: head i has that at place t from the hidden state at t - 2 - i."""
         ids, weights, hidden = self.batch(docs)
         heads = self.model.medusa_head
@@ -123,23 +120,24 @@ class MedusaTrainer(_HeadTrainer):
         losses = []
         for i, head in enumerate(heads):
             given = F.linear(head(hidden[:, first - 2 - i : last - 2 - i][is_answer]), self.embedding)
-            losses.append(-(wanted * given.float().log_softmax(-1)).sum(-1).mean())
-        return self.weigh(losses), ids[:, 1:].numel()
+            losses.append(fused.soft_cross_entropy(given, wanted).mean())
+        return Loss(self.weigh(losses), 1.0)
 
 
 class DraftTrainer(_HeadTrainer):
     """Trains the draft model on all tokens; those of prompts weigh less."""
 
-    def loss(self, docs: np.ndarray) -> tuple[Tensor, int]:
+    def loss(self, docs: np.ndarray) -> Loss:
         """The mean over tokens."""
         ids, weights, hidden = self.batch(docs)
         weights = weights[:, 1:]
         used = weights > 0
-        given = self.model.logits(self.model.hidden(ids[:, :-1])[used])
-        each = soft_loss(F.linear(hidden[:, :-1][used], self.embedding), given)
+        given = self.model.logits(self.model.train_hidden(ids[:, :-1])[used])
+        wanted = F.linear(hidden[:, :-1][used], self.embedding).float().softmax(-1)
+        each = fused.soft_cross_entropy(given, wanted)
         weights = weights[used]
         self.parts.append([float(each.detach()[weights == 1.0].mean())])
-        return (each * weights).sum() / weights.sum(), ids[:, 1:].numel()
+        return Loss((each * weights).sum() / weights.sum(), 1.0)
 
 
 def _eagle(settings: Settings, target: Leaf) -> _HeadTrainer:
@@ -186,9 +184,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=0, help="0: what is written down")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="the weights depend on it, in their last bits")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    torch.set_num_threads(1)
     settings = settings_of(args.kind, args.out / "train", args.epochs, args.seed, args.max_steps)
     trainer = TRAINERS[args.kind](settings, load_model(None, args.target))
     parameters = sum(p.numel() for p in trainer.model.parameters())
