@@ -5,6 +5,7 @@ Called by `entrypoints.args` and `LLM`. No state: the table of names is read fro
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -71,8 +72,11 @@ DYNAMO_SECTIONS: dict[str, type] = {"dynamo": DynamoConfig}
 # Names of other programs' settings, and of earlier versions -> what to do here.
 _SETTINGS_ELSEWHERE = {flag[2:].replace("-", "_"): hint for flag, hint in FLAGS.items() if flag.startswith("--")}
 HIDDEN = "(hidden)"
-SECRET = re.compile(r"(?i)passw|secret|token\W+\w{16}|://[^/\s:@]*:[^@\s/]+@")
-"""What a connector's settings may hold: passwords by name, and those in addresses."""
+SECRET = re.compile(
+    r"(?i)passw|secret|(?:token|api_?key)\W+\w{16}|[?&;](?:token|key|api_?key|auth|sig(?:nature)?)=|://[^/\s:@]*:[^@\s/]+@"
+    r"|\bhf_\w{16}"
+)
+"""What a connector's settings may hold: passwords, tokens and keys by name or form, and those in addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,20 @@ def public_settings(config: QuireConfig | ServerConfig, sections: Mapping[str, t
     """As `settings_as_dict`, without secrets and whatever looks like one."""
     values = settings_as_dict(config, sections, hides_secrets=True)
     return {name: HIDDEN if SECRET.search(str(value)) else value for name, value in values.items()}
+
+
+def public_config(config: QuireConfig) -> dict[str, Any]:
+    """`config` as nested objects, as it was resolved, without what looks like a secret."""
+    found: dict[str, Any] = _without_secrets("", dataclasses.asdict(config))
+    return found
+
+
+def _without_secrets(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_secrets(str(key), one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_secrets(name, one) for one in value]
+    return HIDDEN if isinstance(value, str) and SECRET.search(f"{name}: {value}") else value
 
 
 def section_doc(section: str) -> str:

@@ -231,20 +231,24 @@ def join_host(plan: HostPlan, host: int, rank: int, timeout_s: float) -> socket.
 
 def _greet(peer: socket.socket, key: bytes, rank: int) -> int:
     """The rank that has connected, which has proven it."""
+    deadline = time.monotonic() + GREETING_TIMEOUT_S  # of all of it: who sends a byte now and then holds no place
     peer.settimeout(GREETING_TIMEOUT_S)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     challenge = new_nonce()
     peer.sendall(challenge)
-    protocol, other, nonce, proof = _JOIN.unpack(_receive(peer, _JOIN.size))
+    protocol, other, nonce, proof = _JOIN.unpack(_receive(peer, _JOIN.size, deadline))
     if protocol != PROTOCOL or not is_proof(proof, key, f"rank {other} to {rank}", challenge, nonce):
         raise CommunicationError("not of this group")
     peer.sendall(proof_of(key, f"rank {rank} to {other}", challenge, nonce))
     return int(other)
 
 
-def _receive(peer: socket.socket, size: int) -> bytes:
+def _receive(peer: socket.socket, size: int, deadline: float | None = None) -> bytes:
+    """Exactly `size` bytes, until a time of the monotonic clock; None = each part within the socket's own."""
     data = bytearray()
     while len(data) < size:
+        if deadline is not None:
+            peer.settimeout(max(0.001, deadline - time.monotonic()))
         part = peer.recv(size - len(data))
         if not part:
             raise ConnectionError("the connection was closed")

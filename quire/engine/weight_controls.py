@@ -149,6 +149,7 @@ class WeightControls:
         updated = launch.with_weights(path, version)
         logger.info("weights: version %s from %s", version, path)
         async with self._changing:
+            self._require_awake()  # it may have gone to sleep meanwhile, and what sleeps does not end what it runs
             supervisor = self._cores()
             if isinstance(supervisor, Replicas):
                 await supervisor.replace_weights(updated, version, drain_timeout_s)
@@ -260,6 +261,7 @@ class WeightControls:
         check_sleep(0, mode)
         self._require_awake()
         async with self._changing:
+            self._require_awake()
             await self._end_requests(mode)
             await self._stop_steps()
             if clear_cache:
@@ -269,6 +271,7 @@ class WeightControls:
         """Go on after a pause."""
         self._require_awake()
         async with self._changing:
+            self._require_awake()
             await self._cores().pause(False)
 
     async def _stop_steps(self) -> None:

@@ -227,6 +227,8 @@ def test_settings_are_shown_with_their_defaults_and_no_secret(tmp_path):
         assert settings["max_num_seqs"]["value"] == 64 and settings["max_num_seqs"]["doc"]
         assert "secret" not in json.dumps(config) and "H100" in config["plan_hardware"]
         assert "nvlink" in config["plan_interconnects"]
+        resolved = get(server, "/server_info", headers=operator)["config"]
+        assert "secret" not in json.dumps(resolved) and resolved["model"]["max_model_len"] == 2048
         for path in PATHS:
             for headers, status in (({}, 401), ({"authorization": "Bearer red-key-1234"}, 403), (operator, 200)):
                 assert httpx.get(server.url + path, headers=headers).status_code == status, path

@@ -97,6 +97,29 @@ def test_a_core_that_dies_during_an_update_comes_back_with_the_weights_of_its_re
     run(test)
 
 
+def test_what_waited_until_the_engine_slept_is_refused_and_does_not_keep_it_from_waking_up():
+    async def test(fleet: Fleet) -> None:
+        streams = await begin(fleet)
+        await fleet.turn(3)
+        engine = fleet.engine
+        first = asyncio.ensure_future(engine.update_weights("1", "v1"))
+        await fleet.turn()
+        sleeping = asyncio.ensure_future(engine.sleep(1, "keep"))
+        await asyncio.sleep(0)
+        calls = (engine.update_weights("1", "v2"), engine.pause_generation("keep"), engine.resume_generation())
+        late = [asyncio.ensure_future(call) for call in calls]
+        assert await fleet.finish(streams) == ANSWERS
+        await first
+        await sleeping
+        waiting = await more(fleet, "asleep")
+        for refused in late:
+            with pytest.raises(EngineSleepingError, match="asleep"):
+                await asyncio.wait_for(refused, 5)
+        assert await engine.wake_up() and await fleet.finish(waiting) == OTHERS
+
+    run(test, enable_sleep_mode=True)
+
+
 @pytest.mark.parametrize(("count", "fronts"), SETUPS)
 def test_an_engine_sleeps_and_its_requests_wait(count: int, fronts: int):
     async def test(fleet: Fleet) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ IO_TIMEOUT_S = 10.0
 """Longest wait within a message."""
 IDLE_TIMEOUT_S = 300.0
 """Longest wait for the next request of a connection."""
+RETRY_S = 0.1
 OVERTAKEN_S = 2.0
 """Longest wait for a lease that begins with the next step."""
 
@@ -142,7 +144,8 @@ class PrefillServer:
             except OSError:
                 if self._is_closed or self._listener.fileno() < 0:
                     return
-                continue  # that connection is gone
+                time.sleep(RETRY_S)  # that connection is gone, or there is no file for it: then it comes again at once
+                continue
             channel = Channel(sock, IO_TIMEOUT_S)
             with self._lock:
                 may_come = not self._is_closed and len(self._channels) < MAX_PEERS

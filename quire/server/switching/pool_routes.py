@@ -6,7 +6,6 @@ to the model's own routes, as if it had come to a server with that model alone.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.config.build import public_config
 from quire.errors import ValidationError
 from quire.server.api.openai.info_routes import METRICS_TYPE, PlainRoutes, speculation_info
 from quire.server.api.openai.operator_routes import RESETS, resets_running
@@ -152,7 +152,7 @@ class PoolRoutes(PlainRoutes):
         """The engines' settings, of models that are loaded as they were resolved."""
         self._require_operator(request, "server settings are about the whole server")
         configs = {
-            model.name: dataclasses.asdict(model.entry.config if model.state is None else model.state.engine.config)
+            model.name: public_config(model.entry.config if model.state is None else model.state.engine.config)
             for model in self._pool.models.values()
         }
         speculation = {

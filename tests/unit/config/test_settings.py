@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.config import CacheConfig, ModelConfig, QuireConfig, SchedulerConfig
-from quire.config.build import all_settings, build_config, settings_as_dict, settings_by_name
+from quire.config.build import SECRET, all_settings, build_config, settings_as_dict, settings_by_name
 from quire.config.not_yet import NOT_YET
 from quire.errors import ConfigError, QuireClientError, UnsupportedError
 from tests.each import each
@@ -139,3 +139,16 @@ def test_settings_as_dict_speaks_user_facing_names() -> None:
     values = settings_as_dict(build_config(gpu_memory_utilization=0.25))
     assert values["gpu_memory_utilization"] == 0.25
     assert set(values) == set(SETTINGS) <= set(settings_by_name())
+
+
+@pytest.mark.parametrize(
+    ("text", "is_hidden"),
+    [
+        ("redis://user:abc@host:6379", True), ("https://host/?sig=abc", True), ("https://host/x?a=1&api_key=abc", True),
+        ('{"api_key": "0123456789abcdef"}', True), ("hf_abcdefghijklmnopqrst", True), ('{"password": "x"}', True),
+        ("redis://host:6379/0", False), ("/models/mine", False), ('{"max_tokens": 16}', False),
+        ("http://[::1]:4318", False),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_secret_is_not_shown(text: str, is_hidden: bool):
+    assert bool(SECRET.search(text)) is is_hidden

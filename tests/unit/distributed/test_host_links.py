@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from quire.distributed import host_links
 from quire.distributed.host_links import HostListener, HostPlan, connect_hosts, new_key, number_hosts
 from quire.distributed.shared_memory import SharedMemoryCommunicator, make_region
 from quire.errors import CommunicationError
@@ -145,6 +146,28 @@ def test_a_closed_connection_is_the_end_of_its_rank(pair: Pair):
     del pair.ranks[1]
     with pytest.raises(CommunicationError, match="rank 1 has ended"):
         pair.ranks[0].receive(torch.zeros(1), 1, is_patient=True)
+
+
+def test_who_sends_a_byte_now_and_then_holds_a_place_no_longer_than_others(monkeypatch):
+    monkeypatch.setattr(host_links, "GREETING_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stranger = socket.create_connection(listener.getsockname())
+        own, _ = listener.accept()
+    ended = threading.Event()
+
+    def dribble() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.02):
+                stranger.sendall(b"Q")
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    with own, stranger, pytest.raises(TimeoutError):
+        try:
+            host_links._greet(own, b"key", 0)
+        finally:
+            ended.set()
+            thread.join()
 
 
 @pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", b"QGR1" + bytes(200)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import socket
 import threading
@@ -151,3 +152,26 @@ def test_closing_ends_a_job_that_hangs(pair):
         assert pair.ended.get(timeout=30)[1] == {3}
         link.close(5.0)
     assert link.is_idle and all(thread.name != link._thread.name for thread in threading.enumerate())
+
+
+def test_a_server_without_files_for_connections_waits_before_it_tries_again(monkeypatch):
+    server: Any = PrefillServer.__new__(PrefillServer)
+    server._is_closed = False
+
+    class Full:
+        def accept(self):
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        def fileno(self):
+            return 0
+
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        server._is_closed = len(waits) == 3
+
+    server._listener = Full()
+    monkeypatch.setattr("quire.kv_transfer.pull.server.time.sleep", wait)
+    server._accept()
+    assert len(waits) == 3 and min(waits) > 0

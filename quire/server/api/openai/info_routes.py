@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.config import QuireConfig
+from quire.config.build import public_config
 from quire.engine.protocol import Scalable
 from quire.errors import EngineDeadError, ValidationError
 from quire.metrics.draft_metrics import DraftMetrics
@@ -107,7 +108,7 @@ class InfoRoutes(PlainRoutes):
         return Response(status_code=200)
 
     async def server_info(self, request: Request) -> Response:
-        """The engine's settings; of several tenants, only an operator may read them."""
+        """The engine's settings, without secrets; of several tenants, only an operator may read them."""
         if not self._state.tenants.may_see_all(scope_of(request).tenant):
             raise ApiError(
                 FORBIDDEN,
@@ -118,7 +119,7 @@ class InfoRoutes(PlainRoutes):
         speculation = speculation_info(config, self._state.metrics.drafts)
         content: dict[str, Any] = {
             "version": __version__,
-            "config": dataclasses.asdict(config),
+            "config": public_config(config),
             "speculative_decoding": speculation,
         }
         if isinstance(engine, Scalable):
