@@ -180,6 +180,8 @@ def make_arms(cell: Cell, args: argparse.Namespace) -> dict[str, LLM]:
         drafting = "off"
     if args.heads is not None:
         drafting = {**drafting, "model": str(args.heads)} if isinstance(drafting, dict) else drafting
+    if args.tree is not None:
+        drafting = {**drafting, "speculative_token_tree": args.tree} if isinstance(drafting, dict) else drafting
 
     def make(speculative: Any) -> LLM:
         return LLM(
@@ -267,6 +269,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--methods", default="suffix", help="suffix, suffix+draft_model, oracle:0.7, ...")
     parser.add_argument("--always", action="store_true", help="verify every draft: there is no controller")
     parser.add_argument("--heads", type=Path, help="a directory of the draft model or heads of the method")
+    parser.add_argument("--tree", help="paths that the method's heads draft, as of speculative_token_tree")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}, {STORIES}")
     parser.add_argument("--concurrency", default="1,4,16,64")
     parser.add_argument("--cell-seconds", type=float, default=15.0, help="of each cell; at least two rounds")

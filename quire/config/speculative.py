@@ -18,6 +18,8 @@ HISTORY_METHODS = ("ngram", "suffix")
 """Methods that guess from tokens alone."""
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 """Methods that compute a model of their own, or heads of the target's."""
+TREE_METHODS = ("eagle", "eagle3", "medusa")
+"""Those of them that draft trees."""
 METHODS = (*HISTORY_METHODS, *MODEL_METHODS)
 MAX_TOKENS = 128  # vLLM's bound, too
 DEFAULT_LOOKUP = 5
@@ -81,8 +83,8 @@ class SpeculativeConfig:
         choices=("greedy", "probabilistic"),
     )  # fmt: skip
     speculative_token_tree: str | None = setting(
-        None, "medusa: several tokens are drafted for a place, of which one may stand. Paths of ranks, as in "
-        "[(0,), (1,), (0, 0)]: the two likeliest tokens of the first head, and behind the first the second head's.",
+        None, "eagle, eagle3, medusa: several tokens are drafted for a place, of which one may stand. Paths of ranks, "
+        "as in [(0,), (1,), (0, 0)]: the two likeliest tokens, and behind the first of them its likeliest.",
     )  # fmt: skip
     posterior_threshold: float = setting(
         POSTERIOR[0], "Of acceptance typical: a draft of at least this probability stands.", minimum=0.0, maximum=1.0
@@ -173,7 +175,9 @@ class SpeculativeConfig:
     def _resolve(self) -> None:
         """Replace what is left open."""
         if self.num_speculative_tokens is None and self.method:
-            defaults = {**DEFAULT_TOKENS, "medusa": len(self.tree) or DEFAULT_TOKENS["medusa"]}
+            defaults = (
+                {**DEFAULT_TOKENS, **dict.fromkeys(TREE_METHODS, len(self.tree))} if self.tree else DEFAULT_TOKENS
+            )
             self._set("num_speculative_tokens", max(defaults[name] for name in self.method))
         if self.acceptance is None:
             is_ratio = self.rejection_sample_method == "block" or self.draft_sample_method == "probabilistic"
@@ -224,10 +228,10 @@ class SpeculativeConfig:
             )
 
     def _check_tree(self) -> None:
-        if self.tree and ("medusa" not in self.method or self.acceptance != "sampled"):
+        if self.tree and (self.model_method not in TREE_METHODS or self.acceptance != "sampled"):
             raise config_error(
-                f"speculative_token_tree is of method medusa and acceptance sampled, not {', '.join(self.method)} and "
-                f"{self.acceptance}", "leave it out",
+                f"speculative_token_tree is of methods {', '.join(TREE_METHODS)} and of acceptance sampled, not "
+                f"{', '.join(self.method)} and {self.acceptance}", "leave it out",
             )  # fmt: skip
 
     def _check_lookup(self) -> None:

@@ -94,6 +94,11 @@ def with_trees(drafts: DraftTokens, rows: np.ndarray, trees: Mapping[int, np.nda
     return dataclasses.replace(drafts, token_ids=token_ids, parents=parents) if has_tree else drafts
 
 
+def most_blocks_of_path(tree: Tree, block_size: int) -> int:
+    """Blocks from the newest token's on that a path of the tree may be in."""
+    return -(-max((len(path) for path in tree), default=0) // block_size) + 1
+
+
 def num_scratch_blocks(tree: Tree, max_num_seqs: int, block_size: int) -> int:
     """Blocks for the paths of a step's trees that are not in the rows' own blocks; 0 = chains are drafted.
 
@@ -103,6 +108,4 @@ def num_scratch_blocks(tree: Tree, max_num_seqs: int, block_size: int) -> int:
         tree: `SpeculativeConfig.tree`.
     """
     num_leaves = len(tree) - len({path[:-1] for path in tree if len(path) > 1})
-    deepest = max((len(path) for path in tree), default=0)
-    most_of_one = -(-deepest // block_size) + 1  # from the newest token's block on
-    return min(MOST_TREES, max_num_seqs) * max(num_leaves - 1, 0) * most_of_one
+    return min(MOST_TREES, max_num_seqs) * max(num_leaves - 1, 0) * most_blocks_of_path(tree, block_size)

@@ -133,12 +133,14 @@ class AttentionGroups:
         scratch_ids = self._scratch_ids[batch.trees.step % len(self._scratch_ids)]
         return place_segments(batch.trees, batch.token_positions, table, block_size, scratch_ids)
 
-    def tree_context(
+    def placed_context(
         self, num_tokens: int, start_loc: np.ndarray, seq_lens: np.ndarray, placed: TreeBlocks, device: torch.device
     ) -> ForwardContext:
-        """The context of a step with trees, by its segments: [num_segments + 1] and [num_segments] int32."""
+        """The context of a step whose tokens lie in given places, by its segments: [num_segments + 1], [num_segments]
+        int32; the layers are in one group.
+        """
         (group,) = self.groups
-        return self.context_of({group: _tree_metadata(num_tokens, start_loc, seq_lens, placed, device)})
+        return self.context_of({group: _placed_metadata(num_tokens, start_loc, seq_lens, placed, device)})
 
     def context_of(self, per_group: Mapping[int, AttentionMetadata | StateMetadata]) -> ForwardContext:
         """The context of a step, from the metadata of each of `groups`."""
@@ -147,7 +149,7 @@ class AttentionGroups:
     def _metadata(self, group: int, batch: InputBatch, block_tables: BlockTables) -> AttentionMetadata:
         if batch.trees is not None:
             placed, trees = self.place_trees(batch, block_tables), batch.trees
-            return _tree_metadata(batch.num_tokens, trees.start_loc, trees.seq_lens, placed, batch.input_ids.device)
+            return _placed_metadata(batch.num_tokens, trees.start_loc, trees.seq_lens, placed, batch.input_ids.device)
         device = batch.input_ids.device
         max_seq_len = int(batch.seq_lens.max())
         return AttentionMetadata(
@@ -174,10 +176,11 @@ class AttentionGroups:
         return dataclasses.replace(metadata, token_block=torch.from_numpy(batch.token_state_blocks[number]).to(device))
 
 
-def _tree_metadata(
+def _placed_metadata(
     num_tokens: int, start_loc: np.ndarray, seq_lens: np.ndarray, placed: TreeBlocks, device: torch.device
 ) -> AttentionMetadata:
-    """Each segment of the step's trees is a request of its own."""
+    """Each segment is a request of its own."""
+    copied = placed.copied_slots
     return AttentionMetadata(
         num_reqs=len(seq_lens),
         num_tokens=num_tokens,
@@ -189,7 +192,7 @@ def _tree_metadata(
         seq_lens_np=seq_lens,
         max_query_len=int(np.diff(start_loc).max()),
         max_seq_len=int(seq_lens.max()),
-        copied_slots=torch.from_numpy(placed.copied_slots).to(device),
+        copied_slots=None if copied is None else torch.from_numpy(copied).to(device),
     )
 
 

@@ -20,7 +20,6 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from quire.core.draft_trees import depths
 from quire.core.scheduler_output import DraftTokens
@@ -34,12 +33,12 @@ class TreeBlocks:
     Attributes:
         table: [num_segments, num_blocks] int32.
         slots: [num_tokens] int64; where each token's keys and values are written.
-        copied_slots: [2, num_copies] int64; from and to: what is copied once they are.
+        copied_slots: [2, num_copies] int64; from and to: what is copied once they are. None = nothing is.
     """
 
     table: np.ndarray
     slots: np.ndarray
-    copied_slots: np.ndarray
+    copied_slots: np.ndarray | None
 
 
 def make_tree_batch(
@@ -124,14 +123,14 @@ def place_segments(
     for column in range(int(sizes.max(initial=0))):
         has = np.flatnonzero(sizes > column)
         placed[has, first[has] + column] = scratch_ids[firsts[has] + column]
-    written = _slots(placed, np.repeat(np.arange(len(sizes)), np.diff(trees.start_loc)), positions, block_size)
+    written = slots_in(placed, np.repeat(np.arange(len(sizes)), np.diff(trees.start_loc)), positions, block_size)
 
     extra = np.flatnonzero(~trees.is_first)
     starts, begin = trees.start_loc[:-1][extra], first[extra] * block_size
     lengths = positions[starts] - begin  # of the tail before the segment's own tokens
     segments, offsets = np.repeat(extra, lengths), np.cumsum(lengths) - lengths
     at = np.arange(len(segments)) + np.repeat(begin - offsets, lengths)
-    sources = _slots(own, segments, at, block_size)
+    sources = slots_in(own, segments, at, block_size)
     above = trees.parents[starts]
     alive = np.arange(len(extra))
     while len(alive):  # ancestors within the step are where they were written
@@ -139,22 +138,20 @@ def place_segments(
         sources[offsets[alive] + positions[tokens] - begin[alive]] = written[tokens]
         above[alive] = trees.parents[tokens]
         alive = alive[(above[alive] >= 0) & (positions[above[alive]] >= begin[alive])]
-    return TreeBlocks(placed, written, np.stack([sources, _slots(placed, segments, at, block_size)]))
+    return TreeBlocks(placed, written, np.stack([sources, slots_in(placed, segments, at, block_size)]))
 
 
-def _slots(blocks: np.ndarray, segments: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+def slots_in(blocks: np.ndarray, segments: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
+    """[n] int64: where tokens at `positions` of `segments` (both [n]) lie, whose blocks are [num_segments, .]."""
     found: np.ndarray = blocks[segments, positions // block_size].astype(np.int64) * block_size + positions % block_size
     return found
 
 
-def along_paths(
-    batch: InputBatch, hidden: torch.Tensor, kept: np.ndarray, sampled_start_loc: np.ndarray
-) -> tuple[InputBatch, torch.Tensor]:
+def along_paths(batch: InputBatch, kept: np.ndarray, sampled_start_loc: np.ndarray) -> tuple[InputBatch, np.ndarray]:
     """A step with trees as if only what was accepted of them had been computed: the batch, so far as models that draft
-    look at it, and its hidden states.
+    look at it, and which of the step's tokens are left, [.] int64.
 
     Args:
-        hidden: [num_tokens, hidden_size].
         kept: [num_sampled] integers, rising; the step's tokens whose logits gave tokens.
         sampled_start_loc: as in `ModelRunnerOutput`.
     """
@@ -169,4 +166,4 @@ def along_paths(
         logits_start_loc=sampled_start_loc,
         trees=None,
     )
-    return chains, hidden[torch.from_numpy(np.flatnonzero(is_kept)).to(hidden.device)]
+    return chains, np.flatnonzero(is_kept)

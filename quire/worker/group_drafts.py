@@ -13,7 +13,7 @@ import torch
 from quire.distributed.communicator import Communicator
 from quire.worker.block_tables import BlockTables
 from quire.worker.group_lead import GroupLead
-from quire.worker.group_messages import DraftForward, DraftLogits
+from quire.worker.group_messages import DraftForward, DraftLogits, TreeSegments
 from quire.worker.group_steps import GroupStep, PlacedTables, StepTables
 from quire.worker.input_batch import InputBatch
 
@@ -69,16 +69,17 @@ class GroupDrafts:
         *,
         are_states: bool = False,
         placed: Mapping[int, PlacedTables] | None = None,
+        segments: TreeSegments | None = None,
     ) -> torch.Tensor:
         """A pass of all ranks: [num_tokens, hidden_size]; valid until the next.
 
         Args:
             given: [num_tokens, .]; features, or with `are_states` the target's states that they are made from.
-            placed: as of `GroupStep.message`.
+            placed, segments: as of `GroupStep.message`.
         """
         assert self._step is not None, "the model has passes"
         width = 0 if given is None else given.shape[1]
-        step = self._step.message(batch, self._block_tables, wants_all=True, placed=placed)
+        step = self._step.message(batch, self._block_tables, wants_all=True, placed=placed, segments=segments)
         with self._lead.together("a draft"):
             self._lead.send_to_stage(DraftForward(step, width, are_states))
             if given is not None:

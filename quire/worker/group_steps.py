@@ -80,13 +80,14 @@ class GroupStep:
         *,
         wants_all: bool,
         placed: Mapping[int, PlacedTables] | None = None,
+        segments: TreeSegments | None = None,
     ) -> ForwardStep:
         """What a rank needs to compute the step of `batch`.
 
         Args:
             placed: by group, where its tokens are not at their positions in the rows' own blocks.
+            segments: where something is copied before attention; those of `batch.trees` are made here.
         """
-        segments = None
         if batch.trees is not None:
             placed, segments = self._place_trees(batch, block_tables)
         max_seq_len = int(batch.seq_lens.max())
@@ -124,6 +125,7 @@ class GroupStep:
         assert batch.trees is not None, "called for trees"
         (group,) = self._attention.groups
         blocks = self._attention.place_trees(batch, block_tables)
+        assert blocks.copied_slots is not None, "a tree has a second path"
         segments = TreeSegments(batch.trees.start_loc, batch.trees.seq_lens, blocks.copied_slots)
         return {group: (blocks.table, blocks.slots)}, segments
 
@@ -196,7 +198,7 @@ class GroupStep:
             self._tables.slots(group, step.token_rows, step.token_positions),
             _writable(found.copied_slots),
         )
-        return self._attention.tree_context(
+        return self._attention.placed_context(
             batch.num_tokens, _writable(found.start_loc), _writable(found.seq_lens), blocks, self._device
         )
 

@@ -184,11 +184,11 @@ class ModelRunner:
         output = self._sampling_step.run(computed.batch, hidden, grammar)
         if self._draft_step is not None and computed.draft_request is not None:
             start = time.perf_counter()
-            batch = computed.batch
+            batch, lines = computed.batch, None
             if batch.trees is not None:
                 assert self._kept_tokens is not None and output.sampled_start_loc is not None, "it was sampled"
-                batch, hidden = along_paths(batch, hidden, self._kept_tokens, output.sampled_start_loc)
-            drafts = self._draft_step.run(batch, hidden, output, computed.draft_request)
+                batch, lines = along_paths(batch, self._kept_tokens, output.sampled_start_loc)
+            drafts = self._draft_step.run(batch, hidden, output, computed.draft_request, lines)
             output = replaced(output, proposals=drafts, drafting_s=time.perf_counter() - start)
         if computed.is_capture:
             output = dataclasses.replace(output, is_capture=True)

@@ -370,8 +370,9 @@ class Worker:
             capture_steps(graphs, ops.device)
         if self._drafter is not None:
             cache = DrafterCache(
-                config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables
-            )
+                config=kv_cache_config, by_layer=by_layer, pools=kv_caches.pools, block_tables=block_tables,
+                scratch_ids=scratch_ids[0],
+            )  # fmt: skip
             choice: DraftChoice = LikeliestTokens(ops.sampling)
             if acceptance is not None and acceptance.drawn is not None:
                 choice = DrawnTokens(ops.sampling, acceptance.drawn)
@@ -423,8 +424,8 @@ class Worker:
         groups, num_blocks = kv_cache_config.groups, kv_cache_config.num_blocks
         if tree and (len(groups) > 1 or not isinstance(groups[0].spec, AttentionSpec)):
             raise ConfigError(
-                "speculative_config: speculative_token_tree needs a model whose layers have one kind of attention, and "
-                "keys and values for it", hint="leave it out", field="speculative_config",
+                "speculative_config: speculative_token_tree needs a model whose layers, those of a head included, have "
+                "one kind of attention, and keys and values for it", hint="leave it out", field="speculative_config",
             )  # fmt: skip
         num_scratch = num_scratch_blocks(tree, setup.limits.max_num_seqs, setup.block_size)
         depth = setup.config.parallel.pipeline_parallel_size

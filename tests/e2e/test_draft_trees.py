@@ -61,11 +61,13 @@ class Steps:
         monkeypatch.setattr(ModelRunner, "execute_model", noting)
 
 
-def answers(target: Path, heads: Path | None, count: int = 6, tree: str | None = TREE, **more: Any) -> list[Any]:
+def answers(
+    target: Path, heads: Path | None, count: int = 6, tree: str | None = TREE, method: str = "medusa", **more: Any
+) -> list[Any]:
     """Tokens and bits of log-probabilities of `count` requests."""
     settings = {**SETTINGS, **more}
     if heads is not None:
-        drafting = {"method": "medusa", "model": str(heads), "enable_adaptive_verification": False}
+        drafting = {"method": method, "model": str(heads), "enable_adaptive_verification": False}
         settings["speculative_config"] = {**drafting, "speculative_token_tree": tree} if tree else drafting
     params = [
         SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1, seed=i, detokenize=False, **KINDS[i % len(KINDS)])

@@ -132,11 +132,11 @@ HEADS: dict[str, tuple[str, Make, Drafts]] = {
         lambda path: make_medusa(path, num_blocks=2, shares_projection=True),
         lambda ref, tokens, n: ref.medusa(tokens, n, 2),
     ),
-    "eagle": ("eagle", make_eagle, lambda ref, tokens, n: ref.eagle(tokens, n)),
+    "eagle": ("eagle", make_eagle, lambda ref, tokens, n: ref.eagle(tokens, [0] * n)),
     "eagle3": (
         "eagle3",
         lambda path: make_eagle3(path, aux_layers=AUX_LAYERS),
-        lambda ref, tokens, n: ref.eagle3(tokens, n, AUX_LAYERS),
+        lambda ref, tokens, n: ref.eagle3(tokens, [0] * n, AUX_LAYERS),
     ),
 }
 

@@ -85,30 +85,33 @@ def make_medusa(
     return write_head(directory, config, weights)
 
 
-def make_eagle(directory: Path) -> Path:
+def make_eagle(directory: Path, *, vocab_size: int = COMMON["vocab_size"]) -> Path:
     """An EAGLE-1 head: no input norm, no final norm, and a copy of an embedding that is not to be read."""
     generator, hidden = torch.Generator().manual_seed(12), COMMON["hidden_size"]
     weights = layer_weights("layers.0", generator)
     weights["fc.weight"] = torch.empty(hidden, 2 * hidden).normal_(0.0, 0.15, generator=generator)
     weights["fc.bias"] = torch.empty(hidden).normal_(0.0, 0.15, generator=generator)
-    weights["embed_tokens.weight"] = torch.zeros(COMMON["vocab_size"], hidden)
-    return write_head(directory, {**HEAD_CONFIG, "bias": True}, weights)
+    weights["embed_tokens.weight"] = torch.zeros(vocab_size, hidden)
+    return write_head(directory, {**HEAD_CONFIG, "vocab_size": vocab_size, "bias": True}, weights)
 
 
-def make_eagle3(directory: Path, *, aux_layers: Sequence[int], draft_vocab_size: int = 100) -> Path:
-    """An EAGLE-3 head with a vocabulary of its own: every third token of the target."""
-    generator, hidden, vocab_size = torch.Generator().manual_seed(13), COMMON["hidden_size"], COMMON["vocab_size"]
+def make_eagle3(
+    directory: Path, *, aux_layers: Sequence[int], draft_vocab_size: int = 100, vocab_size: int = COMMON["vocab_size"]
+) -> Path:
+    """An EAGLE-3 head with a vocabulary of its own: every n-th token of the target, as far as they go."""
+    generator, hidden = torch.Generator().manual_seed(13), COMMON["hidden_size"]
     weights = layer_weights("midlayer", generator, inputs=2)
     weights["midlayer.input_layernorm.weight"] = gains(generator)
     weights["midlayer.hidden_norm.weight"] = gains(generator)
     weights["norm.weight"] = gains(generator)
     weights["fc.weight"] = torch.empty(hidden, 3 * hidden).normal_(0.0, 0.15, generator=generator)
     weights["lm_head.weight"] = torch.empty(draft_vocab_size, hidden).normal_(0.0, 0.2, generator=generator)
-    ids = torch.arange(draft_vocab_size) * 3
+    ids = torch.arange(draft_vocab_size) * (vocab_size // draft_vocab_size)
     weights["d2t"] = ids - torch.arange(draft_vocab_size)
     weights["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, value=True)
     config = {
         **HEAD_CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size,
+        "vocab_size": vocab_size,
         "eagle_aux_hidden_state_layer_ids": list(aux_layers),
     }  # fmt: skip
     return write_head(directory, config, weights)
@@ -181,21 +184,25 @@ class Reference:
         tokens: Sequence[int],
         features: Tensor,
         layer: Callable[[Tensor, Tensor], Tensor],
-        choose: Callable[[Tensor], tuple[int, float]],
-        num_drafts: int,
+        choose: Callable[[Tensor, int], tuple[int, float]],
+        ranks: Sequence[int],
+        first: int = 0,
     ) -> tuple[list[int], list[float]]:
-        """Draft token by token: the layer over all pairs, the last output fed back as a feature."""
-        following, drafts, scores = list(tokens[1:]), list[int](), list[float]()
-        for _ in range(num_drafts):
+        """Draft token by token, of each place that of a rank: the layer over all pairs from the token `first` on, the
+        last output fed back as a feature.
+        """
+        following, drafts, scores = list(tokens[1 + first :]), list[int](), list[float]()
+        features = features[first:]
+        for rank in ranks:
             output = layer(self.embed(following), features)
-            token, score = choose(output[-1])
+            token, score = choose(output[-1], rank)
             drafts.append(token)
             scores.append(score)
             following.append(token)
             features = torch.cat((features, output[-1:]))
         return drafts, scores
 
-    def eagle(self, tokens: Sequence[int], num_drafts: int) -> tuple[list[int], list[float]]:
+    def eagle(self, tokens: Sequence[int], ranks: Sequence[int], first: int = 0) -> tuple[list[int], list[float]]:
         """EAGLE-1."""
         w = self.weights
 
@@ -204,10 +211,11 @@ class Reference:
             x = x + attend(w, "layers.0", x)
             return x + feed_forward(w, "layers.0", x)
 
-        return self.chain(tokens, self.hidden(tokens)[0], layer, lambda x: best(self.logits(x)), num_drafts)
+        features = self.hidden(tokens)[0]
+        return self.chain(tokens, features, layer, lambda x, rank: best(self.logits(x), rank), ranks, first)
 
     def eagle3(
-        self, tokens: Sequence[int], num_drafts: int, aux_layers: Sequence[int]
+        self, tokens: Sequence[int], ranks: Sequence[int], aux_layers: Sequence[int], first: int = 0
     ) -> tuple[list[int], list[float]]:
         """EAGLE-3."""
         w, states = self.weights, self.hidden(tokens)[1]
@@ -219,11 +227,11 @@ class Reference:
             x = features + attend(w, "midlayer", x)
             return x + feed_forward(w, "midlayer", x)
 
-        def choose(x: Tensor) -> tuple[int, float]:
-            token, score = best(F.linear(norm(x, w["norm.weight"]), w["lm_head.weight"]))
+        def choose(x: Tensor, rank: int) -> tuple[int, float]:
+            token, score = best(F.linear(norm(x, w["norm.weight"]), w["lm_head.weight"]), rank)
             return token + int(w["d2t"][token]), score
 
-        return self.chain(tokens, fused, layer, choose, num_drafts)
+        return self.chain(tokens, fused, layer, choose, ranks, first)
 
     def medusa(self, tokens: Sequence[int], num_drafts: int, num_blocks: int) -> tuple[list[int], list[float]]:
         """Medusa."""
@@ -238,7 +246,7 @@ class Reference:
         return [token for token, _ in found], [score for _, score in found]
 
 
-def best(logits: Tensor) -> tuple[int, float]:
-    """The likeliest token and its probability."""
-    score, token = logits.softmax(-1).max(-1)
-    return int(token), float(score)
+def best(logits: Tensor, rank: int = 0) -> tuple[int, float]:
+    """The likeliest token and its probability, or the one that so many tokens are likelier than."""
+    scores, tokens = logits.softmax(-1).topk(rank + 1)
+    return int(tokens[rank]), float(scores[rank])

@@ -76,6 +76,7 @@ PARTS: Mapping[str, Part] = {
     "eagle3": Part("drafts: EAGLE-3", _drafts("eagle3")),
     "medusa": Part("drafts: Medusa", _drafts("medusa")),
     "trees": Part("drafts: trees", _drafts("medusa", speculative_token_tree=TREE)),
+    "eagle_trees": Part("drafts: trees of EAGLE", _drafts("eagle", speculative_token_tree=TREE)),
     "int8": Part("`quantization` = int8", lambda *_: {"quantization": "int8"}, changes_bytes=True),
     "fp8": Part("`quantization` = fp8", lambda *_: {"quantization": "fp8", **BFLOAT16}, changes_bytes=True),
     "kv_fp8": Part("`kv_cache_dtype` = fp8", lambda *_: {"kv_cache_dtype": "fp8", **BFLOAT16}, changes_bytes=True),

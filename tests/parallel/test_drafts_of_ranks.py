@@ -85,13 +85,20 @@ def test_heads_that_ship_with_a_mixture_draft_what_they_draft_on_one_rank(
     check(tmp_path, num_ranks, num_stages, **with_model("mtp", None))
 
 
-@pytest.mark.parametrize(("num_ranks", "num_stages"), effort(((1, 2),), ((2, 1), (2, 2))))
-def test_trees_of_drafts_are_verified_by_all_ranks(tmp_path: Path, num_ranks: int, num_stages: int):
+@pytest.mark.parametrize(
+    ("method", "num_ranks", "num_stages"),
+    effort(
+        (("medusa", 1, 2), ("eagle", 2, 1)),
+        [(method, *sizes) for method in ("medusa", "eagle") for sizes in ((2, 1), (1, 2), (2, 2))],
+    ),
+)
+def test_trees_of_drafts_are_verified_by_all_ranks(tmp_path: Path, method: str, num_ranks: int, num_stages: int):
     make_checkpoint("llama", tmp_path / "target", vocab_size=test_draft_trees.SMALL, rms_norm_eps=1e-6)
-    heads = make_medusa(tmp_path / "heads", vocab_size=test_draft_trees.SMALL)
+    make = make_medusa if method == "medusa" else make_eagle
+    heads = make(tmp_path / "heads", vocab_size=test_draft_trees.SMALL)
     plain = test_draft_trees.answers(tmp_path / "target", None)
     steps = test_draft_trees.Steps(pytest.MonkeyPatch())
     with ranks_as_threads():
         sizes = {"tensor_parallel_size": num_ranks, "pipeline_parallel_size": num_stages}
-        assert test_draft_trees.answers(tmp_path / "target", heads, **sizes) == plain
+        assert test_draft_trees.answers(tmp_path / "target", heads, method=method, **sizes) == plain
     assert steps.num_trees > 20 and steps.num_accepted > 20

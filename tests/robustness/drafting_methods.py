@@ -128,9 +128,15 @@ def _medusa(drafters: Drafters) -> dict[str, Any]:
     return _of_model("medusa", drafters.model("medusa", write))
 
 
-def _medusa_trees(drafters: Drafters) -> dict[str, Any]:
-    settings = _medusa(drafters)
-    settings["speculative_config"]["speculative_token_tree"] = "[(0,), (1,), (0, 0)]"
+def _trees(
+    of_chains: Callable[[Drafters], dict[str, Any]], tree: str = "[(0,), (1,), (0, 0), (1, 0), (0, 1), (1, 0, 0)]"
+) -> Callable[[Drafters], dict[str, Any]]:
+    def settings(drafters: Drafters) -> dict[str, Any]:
+        found = of_chains(drafters)
+        del found["speculative_config"]["num_speculative_tokens"]
+        found["speculative_config"]["speculative_token_tree"] = tree
+        return found
+
     return settings
 
 
@@ -155,7 +161,12 @@ METHODS: dict[str, Callable[[Drafters], dict[str, Any]] | None] = {
 }
 """Method -> settings of an engine; a method joins by a line."""
 
-ALL_METHODS = {**METHODS, "medusa, trees": _medusa_trees}
+ALL_METHODS = {
+    **METHODS,
+    "medusa, trees": _trees(_medusa, "[(0,), (1,), (0, 0)]"),
+    "eagle, trees": _trees(_eagle),
+    "eagle3, trees": _trees(_eagle3),
+}
 """With ways of using one, which `make test-speculation` tries besides."""
 
 

@@ -38,10 +38,22 @@ class DraftStep:
         return scheduled.draft_request is not None and self._model.reads_all_states
 
     def run(
-        self, batch: InputBatch, hidden: torch.Tensor, output: ModelRunnerOutput, request: DraftRequest
+        self,
+        batch: InputBatch,
+        hidden: torch.Tensor,
+        output: ModelRunnerOutput,
+        request: DraftRequest,
+        step_lines: np.ndarray | None = None,
     ) -> RowDrafts:
-        """Drafts behind the tokens that `output` has for the rows asked for."""
-        inputs = gather_inputs(batch, hidden, output, self._requests, request, self._block_size)
+        """Drafts behind the tokens that `output` has for the rows asked for.
+
+        Args:
+            hidden: of the step.
+            step_lines: [batch.num_tokens] int64; which tokens of the step the batch has; None = all.
+        """
+        if step_lines is not None:
+            hidden = hidden[torch.from_numpy(step_lines).to(hidden.device)]
+        inputs = gather_inputs(batch, hidden, output, self._requests, request, self._block_size, step_lines)
         drafts = self._model.propose(inputs)
         return RowDrafts(
             inputs.rows.astype(np.int32),
@@ -60,11 +72,12 @@ def gather_inputs(
     requests: RequestStates,
     request: DraftRequest,
     block_size: int,
+    step_lines: np.ndarray | None = None,
 ) -> DraftInputs:
     """The inputs for those of the rows asked for that got a token in the step, in the order of the batch.
 
     Args:
-        hidden: of the step.
+        hidden, step_lines: as of `DraftInputs`.
         block_size: tokens per block: so far as they are filled up, the step's blocks have room for drafts.
     """
     num_sampling = len(output.rows)
@@ -89,6 +102,7 @@ def gather_inputs(
         hidden=hidden,
         hidden_ends=(ends - num_dropped).astype(np.int64),
         hidden_counts=(ends - starts - num_dropped).astype(np.int32),
+        step_lines=step_lines,
     )
 
 

@@ -24,9 +24,10 @@ class DraftInputs:
         max_tokens: [n] int32, at least 1; most drafts of each.
         num_slots: [n] int32; for how many tokens the row has blocks.
         token_ids: [max_num_seqs, .] int32; tokens of every row, not to be written.
-        hidden: [num_tokens of the step, hidden_size] of the target.
+        hidden: [num_tokens, hidden_size] of the target, of the step's tokens; of a tree those that stand.
         hidden_ends: [n] int64; hidden[hidden_ends - 1] is that of each row's token before the newest.
         hidden_counts: [n] int32; so many of its tokens, the last of which is that one, were computed in this step.
+        step_lines: [num_tokens] int64; which of the step's tokens they are; None = all in order.
     """
 
     rows: np.ndarray
@@ -37,6 +38,7 @@ class DraftInputs:
     hidden: torch.Tensor
     hidden_ends: np.ndarray
     hidden_counts: np.ndarray
+    step_lines: np.ndarray | None = None
 
 
 class ModelDrafts(NamedTuple):

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from quire.config.engine import QuireConfig
 from quire.config.model_arch import ModelArch
 from quire.config.token_tree import Tree
+from quire.core.draft_trees import MOST_TREES
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.distributed.parallel_context import ParallelContext
 from quire.errors import ConfigError
@@ -37,6 +39,8 @@ from quire.worker.device.ops import DeviceOps
 from quire.worker.drafting.chain import LEAST_CHANCE
 from quire.worker.drafting.choice import DraftChoice, LikeliestTokens
 from quire.worker.drafting.feature_model import FeatureGraphs, FeatureModel
+from quire.worker.drafting.feature_passes import FeaturePasses
+from quire.worker.drafting.feature_trees import FeatureTrees, scratch_of
 from quire.worker.drafting.features import FeatureDrafts
 from quire.worker.drafting.head_graphs import HeadGraphs
 from quire.worker.drafting.inputs import DraftModel
@@ -71,7 +75,7 @@ class DrafterSettings:
         model, revision: directory, file or hub id; None = the target's own checkpoint.
         max_model_len: longest sequence that is drafted for; None = the model's own.
         num_tokens: most drafts of a row at once.
-        tree: paths that Medusa heads draft; empty = a chain.
+        tree: paths that heads draft; empty = a chain.
     """
 
     method: str
@@ -109,7 +113,7 @@ class DrafterFiles:
         arch: of a language model; None = heads.
         max_model_len: its longest sequence, in tokens.
         num_tokens: most drafts of a row at once.
-        tree: paths that Medusa heads draft.
+        tree: paths that heads draft.
     """
 
     method: str
@@ -126,12 +130,14 @@ class DrafterCache:
 
     Attributes:
         by_layer: every layer's cache, by its name among all.
+        scratch_ids: [num_scratch_blocks] integers; blocks that no request has, for trees of drafts of one step.
     """
 
     config: KVCacheConfig
     by_layer: Mapping[str, torch.Tensor]
     pools: Sequence[CachePool]
     block_tables: BlockTables
+    scratch_ids: np.ndarray
 
     def attention(self, layer_names: Sequence[str]) -> AttentionGroups:
         """What computes steps of these layers alone."""
@@ -334,11 +340,18 @@ class FeatureDrafter:
             graphs = None
         elif graphs is not None:
             graphs.capture()
-            at_once = _drafts_at_once(self._head, attention, cache, choice, ops, self._files.num_tokens)
-        return FeatureDrafts(
-            self._head, attention, cache.block_tables, pages, choice, ops.device, longest, self.aux, graphs, group,
-            _least_chance(setup), at_once,
-        )  # fmt: skip
+            if not self._files.tree:
+                at_once = _drafts_at_once(self._head, attention, cache, choice, ops, self._files.num_tokens)
+        passes = FeaturePasses(self._head, attention, cache.block_tables, ops.device, graphs, group)
+        trees, chance = self._make_trees(passes, cache), _least_chance(setup)
+        return FeatureDrafts(self._head, passes, pages, choice, longest, self.aux, chance, at_once, trees)
+
+    def _make_trees(self, passes: FeaturePasses, cache: DrafterCache) -> FeatureTrees | None:
+        setup, tree = self._setup, self._files.tree
+        if not tree:
+            return None
+        scratch = scratch_of(cache.scratch_ids, tree, min(MOST_TREES, setup.limits.max_num_seqs), setup.block_size)
+        return FeatureTrees(self._head, tree, passes, self._ops.sampling, scratch, _least_chance(setup))
 
 
 class MedusaDrafter:

@@ -15,10 +15,8 @@ from quire.models.heads.medusa import ComputeLogits, MedusaHeads
 from quire.worker.device.draft_chains import DraftChains
 from quire.worker.drafting.choice import Chosen, DraftChoice
 from quire.worker.drafting.inputs import DraftInputs, ModelDrafts
+from quire.worker.drafting.tree_drafts import MAX_LINES
 from quire.worker.group_drafts import GroupDrafts
-
-MAX_LINES = 256
-"""Most rows of logits at once, which bounds their memory."""
 
 
 class MedusaDrafts:

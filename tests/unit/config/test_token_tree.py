@@ -44,14 +44,18 @@ def test_a_tree_decides_how_many_drafts_there_are() -> None:
     chained = SpeculativeConfig(method=("suffix", "medusa"), model="m", speculative_token_tree="[(0,), (1,)]")
     assert chained.num_tokens == 24
     assert SpeculativeConfig(method=("medusa",), model="m").tree == ()
+    of_head = SpeculativeConfig(
+        method=("eagle3",), model="m", speculative_token_tree="[(0,), (1,), (0, 0), (0, 1), (1, 0)]"
+    )
+    assert of_head.num_tokens == 5
 
 
 @pytest.mark.parametrize(
-    "more", [{"method": ("ngram",)}, {"method": ("eagle",), "model": "m"}, {"acceptance": "rejection"}]
+    "more", [{"method": ("ngram",)}, {"method": ("draft_model",), "model": "m"}, {"acceptance": "rejection"}]
 )
-def test_trees_are_of_medusa_and_sampled_verification(more: dict[str, object]) -> None:
+def test_trees_are_of_heads_and_sampled_verification(more: dict[str, object]) -> None:
     fields = {"method": ("medusa",), "model": "m", "speculative_token_tree": "[(0,)]", **more}
     if more.get("method") == ("ngram",):
         del fields["model"]
-    with pytest.raises(ConfigError, match="of method medusa and acceptance sampled"):
+    with pytest.raises(ConfigError, match="of methods eagle, eagle3, medusa and of acceptance sampled"):
         SpeculativeConfig(**fields)  # type: ignore[arg-type]
