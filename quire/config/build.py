@@ -109,7 +109,7 @@ def build_config(**values: Any) -> QuireConfig:
         values: settings by user-facing name or alias, as in `max_model_len=2048`. None means the default.
 
     Raises:
-        ConfigError: a name is unknown (the nearest valid one is named), a value is not allowed, or has no effect.
+        ConfigError: a name is unknown (the nearest valid one is named), a value is not allowed, or lacks what it needs.
         UnsupportedError: a known setting that Quire does not honour yet.
     """
     known = settings_by_name()
@@ -120,9 +120,9 @@ def build_config(**values: Any) -> QuireConfig:
         elif name != "data_parallel_size_local" or value != (values.get("data_parallel_size") or 1):  # all are local
             _drop_neutral(name, value, known)
     config = QuireConfig(**{section: SECTIONS[section](**fields) for section, fields in sections.items()})
-    check_needs(config)
+    useless = check_needs(config)
     check_supported(config)
-    for note in parse_speculation(config.speculation)[1]:
+    for note in (*useless, *parse_speculation(config.speculation)[1]):
         logger.warning("%s", note)
     return config
 
@@ -169,7 +169,7 @@ def build_server_config(**values: Any) -> ServerConfig:
     """The server that the given settings make; what is not given has its default.
 
     Raises:
-        ConfigError: a name is unknown, a value is not allowed, or has no effect.
+        ConfigError: a name is unknown, a value is not allowed, or lacks what it needs.
     """
     known = settings_by_name(SERVER_SECTIONS)
     sections: dict[str, dict[str, Any]] = {}
@@ -178,7 +178,8 @@ def build_server_config(**values: Any) -> ServerConfig:
             raise unknown_name("server setting", name, known)
         _put(sections, known[name], name, value)
     config = ServerConfig(**{section: SERVER_SECTIONS[section](**fields) for section, fields in sections.items()})
-    check_needs(config)
+    for note in check_needs(config):
+        logger.warning("%s", note)
     return config
 
 

@@ -1,4 +1,4 @@
-"""Settings that act only together with another, or not beside another: refused where they would do nothing.
+"""Settings that act only together with another are refused without it; those that another overrules are named.
 
 A field declares it (`setting(needs=..., overruled_by=...)`); called by `config.build` once all values are known. Pure.
 """
@@ -15,18 +15,27 @@ from quire.errors import ConfigError
 OFF = ("none", "off")
 
 
-def check_needs(config: Any) -> None:
-    """Refuse every setting of `config` (a dataclass of config dataclasses) that was set and has no effect.
+def check_needs(config: Any) -> list[str]:
+    """Refuse every setting of `config` (a dataclass of config dataclasses) that was set and lacks what it needs.
+
+    Returns:
+        A note on each that another setting makes useless: vLLM takes such pairs, so that scripts have them.
 
     Raises:
-        ConfigError: the setting is named, and what it needs or what overrules it.
+        ConfigError: the setting is named, and what it needs.
     """
     sections = [section for one in fields(config) if is_dataclass(section := getattr(config, one.name))]
     found = [(info_of(one), getattr(section, one.name)) for section in sections for one in settings_of(type(section))]
     values = {info.name: value for info, value in found}
-    for info, value in found:
-        if value != info.default and (value or info.default):  # 0 for None asks for nothing
-            _check(info, values)
+    given = [info for info, value in found if value != info.default and (value or info.default)]  # 0 for None is none
+    for info in given:
+        _check(info, values)
+    return [
+        f"{info.name} has no effect with {name}; leave one of them out"
+        for info in given
+        for name in info.overruled_by
+        if is_on(values[name])
+    ]
 
 
 def _check(info: SettingInfo, values: Mapping[str, Any]) -> None:
@@ -36,11 +45,6 @@ def _check(info: SettingInfo, values: Mapping[str, Any]) -> None:
             f"{info.name} has no effect without {needed}", hint=f"set {needed}, or leave out {info.name}",
             field=info.name,
         )  # fmt: skip
-    for name in info.overruled_by:
-        if is_on(values[name]):
-            raise ConfigError(
-                f"{info.name} has no effect with {name}", hint=f"leave out {info.name} or {name}", field=info.name
-            )
 
 
 def is_on(value: object) -> bool:

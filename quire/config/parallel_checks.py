@@ -9,8 +9,11 @@ from quire.config.expert_placement import place_experts
 from quire.config.model import OWN_QUANTIZATIONS
 from quire.config.pipeline import divide_layers, parse_partition
 from quire.errors import ConfigError, UnsupportedError
+from quire.logger import get_logger
 
 MAX_RANKS = 64  # of one communicator
+
+logger = get_logger(__name__)
 
 
 def size_settings(config: QuireConfig) -> str:
@@ -86,10 +89,7 @@ def _check_experts(config: QuireConfig) -> None:
         _check_lock_step(config)
         num_ranks *= parallel.data_parallel_size
     if num_ranks == 1:
-        raise ConfigError(
-            "enable_expert_parallel has no effect with one rank, which has all experts",
-            hint="set tensor_parallel_size or data_parallel_size, or leave it out", field=field,
-        )  # fmt: skip
+        logger.warning("enable_expert_parallel has no effect with one rank, which has all experts")
     for count in sorted(counts):
         place_experts(parallel.expert_placement_strategy, count, num_ranks)
 

@@ -72,16 +72,18 @@ def test_every_setting_declares_what_it_needs() -> None:
 
 
 @each("name", DEPENDENT)
-def test_a_setting_without_effect_is_refused_by_name(name: str) -> None:
+def test_a_setting_without_effect_is_refused_or_warned_of_by_name(name: str, caplog: pytest.LogCaptureFixture) -> None:
     info = INFOS[name]
     own = {name: other_value(info)}
     off = {one: {bool: False, str: "none"}[type(INFOS[one].default)] for one in info.needs if is_on(INFOS[one].default)}
-    wrong = [off] if info.needs else []
-    wrong += [{one: other_value(INFOS[one])} for one in info.overruled_by]
-    for others in wrong:
-        with pytest.raises(ConfigError, match=f"^{name} has no effect with") as caught:
-            build(**own, **others)
+    if info.needs:
+        with pytest.raises(ConfigError, match=f"^{name} has no effect without") as caught:
+            build(**own, **off)
         assert caught.value.field == name and name in str(caught.value.hint)
+    for one in info.overruled_by:
+        with caplog.at_level("WARNING", "quire"):
+            build(**own, **{one: other_value(INFOS[one])})
+        assert f"{name} has no effect with {one}; leave one of them out" in caplog.text
     for one in info.needs:
         build(**{**BESIDE.get(one, {}), one: INFOS[one].default if one in off else other_value(INFOS[one]), **own})
 
