@@ -71,7 +71,6 @@ class ObservabilityConfig:
     per_request_spec_decode_metrics: str = setting(
         "none", "What responses say of a request's drafts, in metrics.speculative_decoding: summary = counts and how "
         "many were accepted; detailed = of each step, too.", choices=("none", "summary", "detailed"),
-        needs=("speculative_config", "spec_method", "spec_model"),
     )  # fmt: skip
     kv_events_config: str | None = setting(
         None, "JSON object: KV-cache event publisher (blocks stored in and removed from the prefix cache). Keys as "

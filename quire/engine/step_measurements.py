@@ -18,6 +18,7 @@ from quire.core.engine_messages import EngineCoreRequest
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.sampling_params import SamplingParams
 from quire.core.scheduler_output import NewBlocks, SchedulerOutput, StateBlocks
+from quire.errors import ValidationError
 from quire.executor.base import Executor
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
@@ -29,6 +30,7 @@ ROWS = {1: 0.07, 4: 0.12}
 DRAFTS = (0, 4, 1, 16, 0, 2, 8, 32)
 MOST_TURNS = 4
 PROMPT_LEN = 8
+OUTPUT_LEN = 96  # room for all turns and the most drafts behind them
 
 
 def measure_steps(
@@ -50,7 +52,10 @@ def measure_steps(
     for num_rows, limit_s in ROWS.items():
         if num_rows > (setup.scheduler.max_num_seqs or 1):
             break
-        measurement = _Measurement(executor, setup, num_rows, want_drafts, clock)
+        try:
+            measurement = _Measurement(executor, setup, num_rows, want_drafts, clock)
+        except ValidationError:
+            break  # the KV cache is too small even for these
         found = measurement.run(numbers, start + limit_s)
         measured += found
         if len(found) < len(numbers):
@@ -123,7 +128,8 @@ class _Measurement:
         of_drafts = dataclasses.replace(setup, has_proposer=True)
         self._scheduler: Scheduler = make_scheduler(of_drafts, proposer=self._script, controller=self._script)
         prompt_len = min(PROMPT_LEN, setup.max_model_len - 1)
-        params = SamplingParams(temperature=0.0, max_tokens=setup.max_model_len - prompt_len, ignore_eos=True)
+        output_len = min(OUTPUT_LEN, setup.max_model_len - prompt_len)
+        params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         for handle in range(num_rows):
             self._scheduler.add_request(
                 EngineCoreRequest(

@@ -50,3 +50,11 @@ def test_steps_of_one_and_of_four_rows_are_measured_where_drafts_are_configured_
 def test_a_model_with_long_steps_is_measured_in_a_few(monkeypatch: pytest.MonkeyPatch):
     _, [measured] = answers(monkeypatch, "suffix", ROWS[1] / 8)
     assert [step[:2] for step in measured] == [(1, 0), (1, 4)]
+
+
+@pytest.mark.parametrize("num_blocks", [4, 20])
+def test_an_engine_with_few_blocks_starts_and_answers(num_blocks: int):
+    sizes = {"max_model_len": 384, "block_size": 16, "num_gpu_blocks_override": num_blocks, "num_threads": 1}
+    with LLM("leaf", max_num_seqs=4, spec_method="suffix", **sizes) as llm:
+        [output] = llm.generate("Once", SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 8
