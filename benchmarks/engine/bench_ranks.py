@@ -45,11 +45,11 @@ def main() -> None:
                     params = SamplingParams(max_tokens=args.tokens, temperature=0, ignore_eos=True)
                     first = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
                     llm.generate(prompts, first, use_tqdm=False)  # captures steps
-                    (busy,) = llm.collective_rpc("communication_s")
+                    busy = llm.llm_engine.call_worker("communication_s")  # of rank 0
                     start = time.perf_counter()
                     outputs = llm.generate(prompts, params, use_tqdm=False)
                     elapsed = time.perf_counter() - start
-                    (busy_after,) = llm.collective_rpc("communication_s")
+                    busy_after = llm.llm_engine.call_worker("communication_s")
                     rates.setdefault((name, size), []).append(size * args.tokens / elapsed)
                     if "tensor_parallel_size" in settings:
                         shares.setdefault(size, []).append((busy_after - busy) / elapsed)

@@ -223,6 +223,12 @@ async def play(server: ServerProcess, victim: str, moment: str, usual: Undisturb
     tally.moved += int(await value_of(server, "quire:resumed_streams") - resumed)
 
 
+def tracebacks(log: str) -> list[str]:
+    """Those in a log, each with the line before it."""
+    lines = log.splitlines()
+    return ["\n".join(lines[max(0, n - 1) : n + 40]) for n, line in enumerate(lines) if line.startswith("Traceback")]
+
+
 def run(moments: list[str], victims: list[str], rounds: int, seed: int, tally: Tally) -> None:
     """As many rounds as fall to these moments, one server for those with the same flags."""
     by_flags: dict[tuple[str, ...], list[tuple[str, str]]] = {}
@@ -236,7 +242,7 @@ def run(moments: list[str], victims: list[str], rounds: int, seed: int, tally: T
                 turns = list(of_moment) * rounds
                 for number, (victim, _) in enumerate(turns):
                     asyncio.run(play(server, victim, moment, usual, tally, seed + number))
-            tally.wrong += [line for line in server.log.splitlines() if line.startswith("Traceback")]
+            tally.wrong += tracebacks(server.log)
 
 
 def main() -> int:
