@@ -228,6 +228,7 @@ def _application(life: ServerLife) -> Application:
     """An application without routes."""
     parts, config = life.parts, life.parts.config
     app = Application(lifespan=life.run, exception_handlers={HTTPException: _http_error})
+    app.router.redirect_slashes = False  # a redirect repeats the client's Host, and has no error in our form
     app.prefix = config.http.root_path
     app.state.parts = parts
     app.add_middleware(ErrorMiddleware)

@@ -39,6 +39,7 @@ def test_the_judge_hears_what_is_wrong():
     case = Case("x", (b"",))
     good = [error(400), Answer(200, {"content-type": "text/event-stream"}, b"data: {}\n\ndata: [DONE]\n\n")]
     assert not complaints(case, Outcome(good))
+    assert not complaints(case, Outcome([error(404, type="NotFoundError", code="not_supported")]))
     bad = [
         error(500), error(400, type="Other"), error(400, code=422), error(400, message='File "/usr/x.py"'),
         error(400, message="ValueError"), Answer(400, {}, b"Bad Request"), Answer(302, {}, b""),

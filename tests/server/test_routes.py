@@ -23,6 +23,13 @@ def test_the_list_of_models_is_below_both_forms_of_its_path(server):
     assert listed["data"][0]["root"] == server.engine.config.model.model
 
 
+def test_a_path_with_a_slash_too_many_is_refused_and_not_redirected_to_the_host_that_the_client_names(server):
+    for method, path in (("POST", "/v1/completions/"), ("GET", "/health/"), ("DELETE", "/v1/responses/x/")):
+        answer = httpx.request(method, server.url + path, json={} if method == "POST" else None)
+        assert (answer.status_code, answer.headers.get("location")) == (404, None)
+        assert "not found" in answer.json()["error"]["message"]
+
+
 def test_head_is_answered_as_get_without_its_body(server):
     for path in ("/", "/health", "/v1/models", "/metrics"):
         answer = httpx.head(server.url + path)

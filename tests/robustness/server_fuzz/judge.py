@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from quire.server import absent
 from quire.server.api.responses.errors import INVALID_REQUEST
 from quire.server.http import errors
 from tests.robustness.server_fuzz.cases import Case
@@ -14,7 +15,7 @@ from tests.robustness.server_fuzz.client import Answer, Outcome
 
 CATALOGUE = {
     (kind.status, kind.type, kind.code or kind.status)
-    for kind in vars(errors).values()
+    for kind in (*vars(errors).values(), *vars(absent).values())
     if isinstance(kind, errors.ErrorKind)
 } | {(status, INVALID_REQUEST, status) for status in (400, 404)}
 ROOT = Path(__file__).parents[3]
