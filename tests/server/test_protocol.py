@@ -251,6 +251,26 @@ def test_tokenize_and_detokenize_are_inverse(server):
     assert post(server, "/detokenize", {"tokens": [-1]}).status_code == 400
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/invocations"])
+def test_a_request_with_a_prompt_and_messages_is_refused_as_one_would_be_ignored(server, path):
+    answer = post(server, path, {"prompt": "Hi", "messages": HELLO["messages"]})
+    assert answer.status_code == 400 and error_of(answer)["param"] == "messages"
+    assert "prompt and messages are both given" in error_of(answer)["message"]
+    assert post(server, path, {"prompt": None, "messages": HELLO["messages"]}).status_code == 200
+    assert post(server, path, {"prompt": "Hi", "messages": None}).status_code == 200
+
+
+def test_tokenizing_truncates_as_a_request_does_and_names_what_it_does_not_use(server):
+    whole = post(server, "/tokenize", {"prompt": "one two three"}).json()
+    cut = post(server, "/tokenize", {"prompt": "one two three", "truncate_prompt_tokens": 2}).json()
+    assert cut["tokens"] == whole["tokens"][-2:] and cut["count"] == 2 and "warnings" not in whole
+    assert error_of(post(server, "/tokenize", {"prompt": "a", "truncation_side": "up"}))["param"] == "truncation_side"
+    unused = post(server, "/tokenize", {"prompt": "a", "chat_template_kwargs": {"a": 1}, "tools": []}).json()
+    assert unused["warnings"] == ["chat_template_kwargs has no effect on prompt"]
+    assert "token" in post(server, "/detokenize", {"tokens": [5], "token": 6}).json()["warnings"][0]
+    assert error_of(post(server, "/detokenize", {"model": "leaf"}))["param"] == "tokens"
+
+
 def test_a_half_sent_request_does_not_hold_up_others(server):
     with socket.create_connection(("127.0.0.1", server.port)) as half:
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n"

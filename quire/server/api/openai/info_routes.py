@@ -12,11 +12,12 @@ from starlette.responses import Response
 from quire.config import QuireConfig
 from quire.config.build import public_config
 from quire.engine.protocol import Scalable
-from quire.errors import EngineDeadError, ValidationError
+from quire.errors import EngineDeadError
 from quire.metrics.draft_metrics import DraftMetrics
 from quire.metrics.family_sums import page_of
-from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
+from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS, check_tokenize
 from quire.server.chat.prompts import Truncation
+from quire.server.chat.protocol.generation import check_truncation
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.state import ServerState
@@ -62,22 +63,23 @@ class InfoRoutes(PlainRoutes):
         """Ids of a text or a conversation."""
         body, warnings = await self._read(request, TOKENIZE_FIELDS)
         self._state.check_model(body.model)
+        check_tokenize(body, warnings)
+        check_truncation(body)
         reader, tenant = self._state.prompts, scope_of(request).tenant
+        cut = Truncation(body.truncate_prompt_tokens, body.truncation_side or "left", body.max_tokens or 1)
         if body.messages is not None:
             size = reader.size_of(body)
             charge = self._state.admission.begin(0, reader.least_tokens_of(size), tenant)
             prompt = await reader.read_chat(
-                body, Truncation(), tenant=tenant.name, size=size, add_special_tokens=bool(body.add_special_tokens),
+                body, cut, tenant=tenant.name, size=size, add_special_tokens=bool(body.add_special_tokens),
                 warnings=warnings,
             )  # fmt: skip
-        elif body.prompt is not None:
+        else:
             charge = self._state.admission.begin(0, reader.least_tokens(body.prompt), tenant)
             special = body.add_special_tokens is not False
             prompt = await reader.read(
-                body.prompt, Truncation(), tenant=tenant.name, add_special_tokens=special, warnings=warnings
+                body.prompt, cut, tenant=tenant.name, add_special_tokens=special, warnings=warnings
             )
-        else:
-            raise ValidationError("prompt is missing", hint="send prompt or messages", field="prompt")
         ids = list(prompt.prompt_token_ids)
         charge.correct(len(ids))
         content = {
@@ -86,15 +88,16 @@ class InfoRoutes(PlainRoutes):
             "tokens": ids,
             "token_strs": await reader.token_strs(ids, tenant.name) if body.return_token_strs else None,
         }
-        return _json({**content, "warnings": warnings.texts} if warnings.texts else content)
+        return _with_warnings(content, warnings)
 
     async def detokenize(self, request: Request) -> Response:
         """Text of ids."""
-        body, _ = await self._read(request, DETOKENIZE_FIELDS)
+        body, warnings = await self._read(request, DETOKENIZE_FIELDS)
         self._state.check_model(body.model)
         tenant = scope_of(request).tenant
         self._state.admission.begin(0, len(body.tokens), tenant)
-        return _json({"prompt": await self._state.prompts.decode_long(body.tokens, tenant.name)})
+        content = {"prompt": await self._state.prompts.decode_long(body.tokens, tenant.name)}
+        return _with_warnings(content, warnings)
 
     async def health(self, request: Request) -> Response:
         """The engine can serve."""
@@ -182,6 +185,10 @@ def speculation_info(config: QuireConfig, drafts: DraftMetrics | None) -> dict[s
     if stats["controller"] is not None:
         stats["controller"]["reasons"] = {reason.value: n for reason, n in stats["controller"]["reasons"].items()}
     return {**dataclasses.asdict(config.speculative), **stats}
+
+
+def _with_warnings(content: dict[str, Any], warnings: Warnings) -> Response:
+    return _json({**content, "warnings": warnings.texts} if warnings.texts else content)
 
 
 def _json(content: Any) -> Response:

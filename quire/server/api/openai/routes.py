@@ -16,6 +16,7 @@ from quire.server.api.openai.protocol.completion import (
     completion_params,
     completion_prompts,
 )
+from quire.server.api.openai.protocol.tokenize import both_given
 from quire.server.chat.answer import AnswerEnvelope
 from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.chat import CHAT_FIELDS, ChatRequest
@@ -25,6 +26,8 @@ from quire.server.chat.service import ChatService, cut_of
 from quire.server.chat.state import ServerState
 from quire.server.http.request_scope import scope_of
 from quire.server.http.tenants import Charge
+
+ABSENT = (msgspec.UNSET, msgspec.Raw(b"null"))
 
 
 class GenerationRoutes:
@@ -78,9 +81,12 @@ class GenerationRoutes:
         body = await self._state.bodies.read_bytes(request)
         release(request)
         try:
-            is_completion = msgspec.json.decode(body, type=_HasPrompt).prompt is not msgspec.UNSET
+            has = msgspec.json.decode(body, type=_Has)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            is_completion = False  # what is wrong with it is found below
+            has = _Has()  # what is wrong with it is found below
+        if has.prompt not in ABSENT and has.messages not in ABSENT:
+            raise both_given()
+        is_completion = has.prompt not in ABSENT
         again = Request(request.scope, replayed(body, request.receive))
         return await (self.completion(again) if is_completion else self.chat(again))
 
@@ -107,8 +113,9 @@ class GenerationRoutes:
         return prompts
 
 
-class _HasPrompt(msgspec.Struct):
+class _Has(msgspec.Struct):
     prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:

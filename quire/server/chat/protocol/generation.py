@@ -161,15 +161,12 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
         raise ValidationError("stream_options needs stream=true", hint="leave it out", field="stream_options")
     if request.return_progress and not request.stream:
         raise ValidationError("return_progress needs stream=true", hint="leave it out", field="return_progress")
-    if request.truncate_prompt_tokens is not None:
-        check_int("truncate_prompt_tokens", request.truncate_prompt_tokens, -1)
+    check_truncation(request)
     if request.request_id is not None and not REQUEST_ID.fullmatch(request.request_id):
         raise ValidationError(
             f"request_id={shown(request.request_id)}: 1 to 128 letters, digits, _ - . : + are allowed",
             field="request_id",
         )
-    if request.truncation_side not in (None, "left", "right"):
-        raise ValidationError("truncation_side must be left or right", field="truncation_side")
     if request.priority is not None:
         check_int("priority", request.priority)
     if request.queue_timeout is not None:
@@ -180,6 +177,18 @@ def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: i
             raise ValidationError(
                 "prompt_logprobs cannot be streamed", hint="use stream=false", field="prompt_logprobs"
             )
+
+
+def check_truncation(request: GenerationFields) -> None:
+    """Refuse a truncation of the prompt that there is not.
+
+    Raises:
+        ValidationError: the field is named.
+    """
+    if request.truncate_prompt_tokens is not None:
+        check_int("truncate_prompt_tokens", request.truncate_prompt_tokens, -1)
+    if request.truncation_side not in (None, "left", "right"):
+        raise ValidationError("truncation_side must be left or right", field="truncation_side")
 
 
 def _check_count(name: str, count: int, limit: int) -> None:
