@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from quire.config.families.registry import parse_config
 from quire.config.model import LoadConfig
@@ -87,11 +88,11 @@ def test_dynamic_rope_generates_past_the_original_length_as_transformers_does(tm
     stepper = Stepper(load(tmp_path))
     sequence = stepper.add(ids)
     stepper.step([(sequence, 30)])
-    cache = None
+    cache = transformers.DynamicCache(config=reference.config)
     with torch.inference_mode():
-        cache = reference(torch.tensor([ids[:30]]), use_cache=True).past_key_values
+        reference(torch.tensor([ids[:30]]), None, None, cache)  # by place: releases name this argument differently
         for token in ids[30:]:
-            output = reference(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            output = reference(torch.tensor([[token]]), None, None, cache)
             (ours,) = stepper.step([(sequence, 1)])
             assert_close(ours, output.logits[0].log_softmax(dim=-1))
 

@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "codegen": ({}, "does not go through the attention registry"),
+    "reformer": ({}, "does not go through the attention registry"),
     "mamba": ({}, "recurrent layers"),
     "recurrent_gemma": ({}, "recurrent layers"),
     "bart": ({}, "encoder with a decoder"),
