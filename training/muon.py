@@ -23,11 +23,11 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     """Returns a near-orthogonal matrix with the singular vectors of `g`.
 
     Args:
-        g: Batch of matrices [batch, rows, cols].
+        g: Batch of matrices [batch, rows, cols]; products are in its type.
         steps: Number of Newton-Schulz steps.
     """
     a, b, c = NS_COEFFICIENTS
-    x = g.to(torch.bfloat16)
+    x = g
     flip = x.shape[-2] > x.shape[-1]
     if flip:
         x = x.mT
@@ -36,7 +36,7 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         s = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=b, alpha=c), x, beta=a)
-    return (x.mT if flip else x).to(g.dtype)
+    return x.mT if flip else x
 
 
 class Muon(torch.optim.Optimizer):
@@ -49,6 +49,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: Decoupled decay per unit of lr.
         parts: Into how many parts the matrices of one shape are divided.
         run: Calls a function for each part, as `map` does.
+        dtype: Of the Newton-Schulz products.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         parts: int = 1,
         run: Run = map,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self.parts, self.run = parts, run
+        self.parts, self.run, self.dtype = parts, run, dtype
 
     def step(self) -> None:  # type: ignore[override]
         """Applies one update to every parameter that has a gradient."""
@@ -78,7 +80,7 @@ class Muon(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Updates matrices of one shape."""
         shape = params[0].shape
-        updates = torch.empty(len(params), *shape, dtype=torch.bfloat16, device=params[0].device)
+        updates = torch.empty(len(params), *shape, dtype=self.dtype, device=params[0].device)
         for p, update in zip(params, updates):
             state = self.state[p]
             if "momentum" not in state:
@@ -93,9 +95,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_optimisers(
-    model: nn.Module, lr_muon: float, lr_adam: float, weight_decay: float, parts: int = 1, run: Run = map
+    model: nn.Module,
+    lr_muon: float,
+    lr_adam: float,
+    weight_decay: float,
+    parts: int = 1,
+    run: Run = map,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> list[torch.optim.Optimizer]:
-    """Splits the parameters: 2-D hidden matrices to Muon, the rest to AdamW; `parts` and `run` are those of `Muon`."""
+    """Splits the parameters: 2-D hidden matrices to Muon, whose last arguments these are, the rest to AdamW."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     embeds = [p for n, p in model.named_parameters() if "embed" in n]
     norms = [p for n, p in model.named_parameters() if p.ndim == 1]
@@ -106,4 +114,4 @@ def build_optimisers(
         weight_decay=0.0,
         fused=True,
     )
-    return [Muon(matrices, lr=lr_muon, weight_decay=weight_decay, parts=parts, run=run), adam]
+    return [Muon(matrices, lr=lr_muon, weight_decay=weight_decay, parts=parts, run=run, dtype=dtype), adam]

@@ -34,7 +34,7 @@ class Settings:
     """Everything that decides about a run.
 
     `lr_muon`, `lr_adam`: step sizes at their peak; `warmup`: share of all tokens; `threads`: parts of a batch that are
-    computed at the same time.
+    computed at the same time; `dtype`: of matrix products.
     """
 
     folder: Path
@@ -52,6 +52,14 @@ class Settings:
     model: LeafConfig = field(default_factory=LeafConfig)
     name: str = "checkpoint"
     threads: int = 1
+    dtype: torch.dtype = torch.bfloat16
+
+
+def fast_dtype(device: str) -> torch.dtype:
+    """The type in which `device` multiplies matrices fastest: CPUs without instructions for bfloat16 emulate it."""
+    if device == "cpu" and not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        return torch.float32
+    return torch.bfloat16
 
 
 def schedule(progress: float, warmup: float) -> float:
@@ -91,7 +99,7 @@ class Trainer:
         self.pool = ThreadPoolExecutor(settings.threads, initializer=torch.set_num_threads, initargs=(1,))
         self.lock = threading.Lock()
         rates = settings.lr_muon, settings.lr_adam, settings.weight_decay
-        self.optimisers = build_optimisers(self.model, *rates, settings.threads, self.pool.map)
+        self.optimisers = build_optimisers(self.model, *rates, settings.threads, self.pool.map, settings.dtype)
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimisers]
         self.epoch = self.index = self.step = self.tokens = 0
         self.elapsed = 0.0
@@ -140,7 +148,8 @@ class Trainer:
 
     def _forward(self, docs: np.ndarray) -> Loss:
         # The cache of casts is one for all threads, so it is for one thread only.
-        with torch.autocast(self.s.device, torch.bfloat16, cache_enabled=self.s.threads == 1):
+        is_narrow = self.s.dtype != torch.float32
+        with torch.autocast(self.s.device, self.s.dtype, enabled=is_narrow, cache_enabled=self.s.threads == 1):
             return self.loss(docs)
 
     def _gradients(self, docs: np.ndarray) -> None:
@@ -249,6 +258,7 @@ def main() -> None:
         max_steps=args.max_steps,
         save_every=args.save_every,
         threads=(args.threads or os.cpu_count() or 1) if device == "cpu" else 1,
+        dtype=fast_dtype(device),
     )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())

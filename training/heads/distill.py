@@ -28,6 +28,7 @@ from training.evaluate import load_model
 from training.mixture import HEADS
 from training.model import Leaf
 from training.tokenizer import render
+from training.train import fast_dtype
 
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)  # of the answers to learn from, by turns
 MAX_TOKENS = 200
@@ -79,9 +80,10 @@ def engine_answers(model: str) -> Answer:
 @torch.inference_mode()
 def hidden_states(model: Leaf, corpus: Corpus, out: np.ndarray, batch_tokens: int = 4096) -> None:
     """Fills `out` [num_tokens, hidden_size] uint16 with the target's final hidden states, as bits of bfloat16."""
+    is_narrow = fast_dtype("cpu") == torch.bfloat16
     for docs in corpus.plan(0, 0, batch_tokens):
         ids, _, _ = corpus.batch(docs, "cpu", whole=True)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
             hidden = model.hidden(ids).to(torch.bfloat16)
         for row, doc in zip(hidden, docs):
             a, b = int(corpus.starts[doc]), int(corpus.starts[doc + 1])

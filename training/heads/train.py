@@ -24,7 +24,7 @@ from training.heads.eagle import EagleHead
 from training.heads.medusa import MedusaHeads
 from training.memory import keep_freed_memory
 from training.model import Leaf, LeafConfig
-from training.train import Loss, Settings, Trainer
+from training.train import Loss, Settings, Trainer, fast_dtype
 
 DEPTH = 4  # tokens that the draft model and the EAGLE head draft in a step, one after the other
 MEDUSA_HEADS = 6  # tokens that the Medusa heads draft at once: one more costs little
@@ -172,6 +172,7 @@ def settings_of(kind: str, folder: Path, epochs: int = 0, seed: int = 0, max_ste
         max_steps=max_steps,
         name=kind,
         save_every=60.0,
+        dtype=fast_dtype("cpu"),
     )
 
 
