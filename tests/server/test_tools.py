@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -295,6 +296,33 @@ def test_a_strict_function_whose_schema_cannot_be_followed_is_refused(tools):
     with pytest.raises(openai.BadRequestError, match="strict.*/not") as caught:
         ask(tools, PARIS, tools=[{"type": "function", "function": wrong}])
     assert caught.value.param == "tools"
+
+
+REMOTE = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/a.json"}}}
+RESPONSES_FORM = {"type": "function", "name": "f", "parameters": REMOTE}
+MESSAGES_FORM = {"messages": HELLO, "max_tokens": 9, "tools": [{"name": "f", "input_schema": REMOTE}]}
+FORCED: dict[str, tuple[str, Any]] = {
+    "required": ("/v1/chat/completions", {"messages": HELLO, "tool_choice": "required"}),
+    "named": ("/v1/chat/completions", {"messages": HELLO, "tool_choice": named("f")}),
+    "allowed": ("/v1/chat/completions", {"messages": HELLO, "tool_choice": allowed("required", "f")}),
+    "response": ("/v1/responses", {"input": "a", "tools": [RESPONSES_FORM], "tool_choice": "required"}),
+    "response named": (
+        "/v1/responses",
+        {"input": "a", "tools": [RESPONSES_FORM], "tool_choice": {"type": "function", "name": "f"}},
+    ),
+    "response strict": ("/v1/responses", {"input": "a", "tools": [{**RESPONSES_FORM, "strict": True}]}),
+    "message": ("/v1/messages", {**MESSAGES_FORM, "tool_choice": {"type": "any"}}),
+    "message named": ("/v1/messages", {**MESSAGES_FORM, "tool_choice": {"type": "tool", "name": "f"}}),
+}
+
+
+@pytest.mark.parametrize("kind", FORCED)
+def test_every_api_refuses_a_forced_call_by_a_schema_from_elsewhere(tools, kind):
+    path, body = FORCED[kind]
+    offered = [{"type": "function", "function": {"name": "f", "parameters": REMOTE}}]
+    answer = httpx.post(tools.url + path, json={"tools": offered, **body})
+    assert answer.status_code == 400, answer.text
+    assert "tools f.function.parameters" in answer.text and "#/properties/a/$ref" in answer.text
 
 
 def test_a_server_without_a_parser_refuses_tools_and_says_what_to_do():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -203,18 +204,57 @@ def test_a_format_of_ones_own_is_forced_when_it_says_how_calls_are_written():
 ODD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string", "format": "no-such"}}}
 
 
+REFUSED: dict[str, tuple[Any, str]] = {
+    "unsupported": ({**ODD, "not": {"required": ["b"]}}, "#/not"),
+    "remote": ({"properties": {"a": {"$ref": "http://example.test/a.json"}}}, "#/properties/a/$ref"),
+    "unresolved": ({"properties": {"a": {"$ref": "#/$defs/a"}}}, "#/properties/a/$ref"),
+    "unknown": ({"properties": {"a": {"requried": []}}}, "#/properties/a/requried"),
+    "type": ({"properties": {"a": {"type": "text"}}}, "#/properties/a/type"),
+}
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
-def test_a_schema_that_cannot_be_followed_is_an_error_for_strict_functions_and_a_warning_for_others(name: str):
-    syntax = tool_call_parser(name).syntax()
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_call_is_not_forced_by_a_schema_that_a_response_format_cannot_have(name: str, kind: str):
+    (schema, path), config = REFUSED[kind], StructuredOutputsConfig()
+    writer = CallWriter(tool_call_parser(name).syntax(), {}, config)
+    function: dict[str, Any] = {"name": "f", "parameters": schema}
+    with pytest.raises(ValidationError, match=re.escape(path)):
+        resolve_structured_outputs(StructuredOutputsParams(json=schema), config)
+    for choice in (ToolChoice([{"type": "function", "function": function}], is_required=True, is_one=one)
+                   for one in (False, True)):  # fmt: skip
+        with pytest.raises(ValidationError, match=re.escape(path)) as caught:
+            grammar_for(choice, None, writer, Warnings())
+        assert caught.value.field == "tools" and "tools f.function.parameters" in str(caught.value)
+    shown = ToolChoice([{"type": "function", "function": function}])
+    assert grammar_for(shown, None, writer, Warnings()) is None  # nothing is to follow it
+    function["strict"] = True
+    with pytest.raises(ValidationError, match=f"strict.*{re.escape(path)}"):
+        grammar_for(shown, None, writer, Warnings())
+
+
+def test_schemas_that_no_backend_honours_together_are_followed_as_far_as_one_does():
+    one_of = {"type": "object", "properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "string"}]}}}
+    names = {"type": "object", "propertyNames": {"pattern": "[a-z]+"}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+             for name, schema in (("f", one_of), ("g", names))]  # fmt: skip
     warnings = Warnings()
+    writer = CallWriter(tool_call_parser("hermes").syntax(), {}, StructuredOutputsConfig())
+    assert grammar_for(ToolChoice(tools, is_required=True), None, writer, warnings) is not None
+    assert len(warnings.texts) == 1
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_beside_a_response_format_a_schema_that_cannot_be_followed_is_an_error_for_strict_functions_alone(name: str):
+    writer, warnings = CallWriter(tool_call_parser(name).syntax(), {}, StructuredOutputsConfig()), Warnings()
     function: dict[str, Any] = {"name": "f", "parameters": {**ODD, "not": {"required": ["b"]}}}
-    choice = ToolChoice([{"type": "function", "function": function}], is_required=True)
-    form = grammar_for(choice, None, CallWriter(syntax, {}, StructuredOutputsConfig()), warnings)
+    choice = ToolChoice([{"type": "function", "function": function}])
+    form = grammar_for(choice, StructuredOutputsParams(json_object=True), writer, warnings)
     assert "/not" in warnings.texts[0] and "tools f" in warnings.texts[0]
     assert resolve_structured_outputs(form, StructuredOutputsConfig()).backend == "xgrammar"
     function["strict"] = True
     with pytest.raises(ValidationError, match="strict.*not") as caught:
-        grammar_for(choice, None, CallWriter(syntax, {}, StructuredOutputsConfig()), Warnings())
+        grammar_for(choice, StructuredOutputsParams(json_object=True), writer, Warnings())
     assert caught.value.field == "tools"
 
 

@@ -1,7 +1,8 @@
 """Calls that an answer must have, as the form of the answer: from a request's tools to `StructuredOutputsParams`.
 
-Called when a chat is read. Pure functions. A schema that no grammar library honours is an error for a strict function;
-for others its arguments are any object, and a warning says so.
+Called when a chat is read. Pure functions. A schema that no grammar library honours is an error where calls are
+required or the function is strict; beside a `response_format` the arguments of others are any object, and a warning
+says so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quire.parsers.xml_arguments import without_problems, xml_problem
 from quire.server.chat.protocol.tools import CHOICE_FIELD, TOOLS_FIELD, Tool, ToolChoice
 from quire.server.chat.protocol.warnings import Warnings
 from quire.structured_output.registry import backends_for, capabilities_of, is_installed
-from quire.structured_output.schema.forms import with_types
+from quire.structured_output.schema.forms import simplified, with_types
 from quire.structured_output.schema.problems import find_problem
 from quire.structured_output.schema.well_formed import malformed
 
@@ -55,7 +56,7 @@ def grammar_for(
 
     Raises:
         UnsupportedError: calls are required in a format that cannot be forced.
-        ValidationError: a strict function's schema cannot be followed.
+        ValidationError: the schema of a function that must be called, or is strict, cannot be followed.
     """
     if choice.is_required:
         return StructuredOutputsParams(call_grammar=_forced(choice, writer, warnings), source=CHOICE_FIELD)
@@ -84,7 +85,10 @@ def _forced(choice: ToolChoice, writer: CallWriter, warnings: Warnings) -> CallG
         )
     schemas = _schemas(choice.tools)
     backends = backends_for("structural_tag")
-    problems = _problems(schemas, syntax, _installed(backends, writer.config) or backends)
+    usable = _installed(backends, writer.config) or backends
+    if choice.is_required:
+        _check_followed(schemas, usable)
+    problems = _problems(schemas, syntax, usable)
     forms = []
     for tool, (where, schema), problem in zip(_by_name(choice.tools), schemas, problems, strict=True):
         if problem is not None:
@@ -139,10 +143,29 @@ def _problems(
 
 
 def _problem(schema: dict[str, Any], syntax: CallSyntax, backend: str) -> str | None:
-    problem = malformed(schema) or find_problem(schema, capabilities_of(backend))
-    if problem is not None:
-        return str(problem)
-    return None if syntax.parameters is None else xml_problem(schema, syntax.parameters)
+    problem = _schema_problem(schema, backend)
+    if problem is not None or syntax.parameters is None:
+        return problem
+    return xml_problem(schema, syntax.parameters)
+
+
+def _schema_problem(schema: dict[str, Any], backend: str) -> str | None:
+    """Why `backend` cannot follow it, whatever format calls are written in."""
+    problem = malformed(schema) or find_problem(simplified(schema), capabilities_of(backend))
+    return None if problem is None else str(problem)
+
+
+def _check_followed(schemas: Sequence[tuple[str, dict[str, Any]]], backends: Sequence[str]) -> None:
+    """Refuse what a `response_format` of the same schema is refused for."""
+    for where, schema in schemas:
+        problems = {backend: _schema_problem(schema, backend) for backend in backends}
+        if all(problem is not None for problem in problems.values()):
+            told = "; ".join(f"{backend}: {problem}" for backend, problem in problems.items())
+            raise ValidationError(
+                f"no grammar backend supports {where}.function.parameters ({told})",
+                hint="leave out the unsupported keyword, and validate it in the client; or use tool_choice auto",
+                field=TOOLS_FIELD,
+            )
 
 
 def _check_not_strict(tool: Tool, where: str, problem: str) -> None:
