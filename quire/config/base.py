@@ -14,6 +14,7 @@ from typing import Any
 from quire.errors import ConfigError, QuireError
 from quire.plugins import PluginKind, find_plugin, plugin_names
 from quire.utils.checks import INT64_MAX, INT64_MIN, check_bool, check_float, check_int, check_text, shown, wrong_type
+from quire.utils.sizes import parse_size
 
 MAX_TEXT_CHARS = 1 << 20
 
@@ -31,6 +32,7 @@ class SettingInfo:
         choices: allowed values of a text.
         plugins: of this kind, whose names are allowed beside the choices.
         minimum, maximum: allowed range, both included; `below` excludes its own value.
+        auto: an integer outside of the range that "auto" stands for.
         is_secret: not to be shown.
         splits: a list's text is cut at commas, too.
         is_json: a text that holds a JSON object; a mapping or a config object is taken, too, and becomes that text.
@@ -51,6 +53,7 @@ class SettingInfo:
     minimum: float | None = None
     maximum: float | None = None
     below: float | None = None
+    auto: int | None = None
     is_size: bool = False
     is_json: bool = False
     is_secret: bool = False
@@ -73,7 +76,8 @@ class SettingInfo:
             return f"{self.minimum} <= value < {self.below}"
         if self.minimum is None:
             return ""
-        return f"at least {self.minimum}" if self.maximum is None else f"{self.minimum} to {self.maximum}"
+        allowed = f"at least {self.minimum}" if self.maximum is None else f"{self.minimum} to {self.maximum}"
+        return allowed if self.auto is None else f"{allowed}, or {self.auto} (auto)"
 
 
 def setting(
@@ -88,6 +92,7 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     below: float | None = None,
+    auto: int | None = None,
     is_size: bool = False,
     is_json: bool = False,
     is_secret: bool = False,
@@ -103,13 +108,13 @@ def setting(
         choices: allowed values of a text field.
         plugins: kind of plugin whose names are allowed, too.
         flag: the user-facing name, when it is not the field's own.
-        aliases, short, minimum, maximum, below, is_size, is_json, is_secret, splits, needs, overruled_by: as in
+        aliases, short, minimum, maximum, below, auto, is_size, is_json, is_secret, splits, needs, overruled_by: as in
             `SettingInfo`.
     """
     metadata = {
         "doc": doc, "choices": choices, "flag": flag, "aliases": aliases, "short": short, "minimum": minimum,
-        "maximum": maximum, "below": below, "is_size": is_size, "is_json": is_json, "is_secret": is_secret,
-        "splits": splits, "plugins": plugins, "needs": needs, "overruled_by": overruled_by,
+        "maximum": maximum, "below": below, "auto": auto, "is_size": is_size, "is_json": is_json,
+        "is_secret": is_secret, "splits": splits, "plugins": plugins, "needs": needs, "overruled_by": overruled_by,
     }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -128,9 +133,9 @@ def info_of(field: dataclasses.Field[Any]) -> SettingInfo:
     return SettingInfo(
         name=meta["flag"] or field.name, default=field.default, doc=meta["doc"], kind=kind,
         is_optional=rest == "None", aliases=tuple(names), short=meta["short"], choices=meta["choices"],
-        minimum=meta["minimum"], maximum=meta["maximum"], below=meta["below"], is_size=meta["is_size"],
-        is_json=meta["is_json"], is_secret=meta["is_secret"], splits=meta["splits"], plugins=meta["plugins"],
-        needs=meta["needs"], overruled_by=meta["overruled_by"],
+        minimum=meta["minimum"], maximum=meta["maximum"], below=meta["below"], auto=meta["auto"],
+        is_size=meta["is_size"], is_json=meta["is_json"], is_secret=meta["is_secret"], splits=meta["splits"],
+        plugins=meta["plugins"], needs=meta["needs"], overruled_by=meta["overruled_by"],
     )  # fmt: skip
 
 
@@ -161,9 +166,23 @@ def check_value(info: SettingInfo, value: Any) -> Any:
 
 
 def _check_int(info: SettingInfo, value: Any) -> int:
+    if info.is_size and isinstance(value, str) and not value.isdigit():
+        value = _size(info, value)
+    if info.auto is not None and type(value) is int and value == info.auto:
+        return value
     low = INT64_MIN if info.minimum is None else int(info.minimum)
     high = INT64_MAX if info.maximum is None else int(info.maximum)
     return check_int(info.name, value, low, high)
+
+
+def _size(info: SettingInfo, text: str) -> Any:
+    """What "auto" or a size such as "16k" stands for; other text stays."""
+    if info.auto is not None and text.lower() == "auto":
+        return info.auto
+    try:
+        return parse_size(text)
+    except ValueError:
+        return text
 
 
 def _check_float(info: SettingInfo, value: Any) -> float:

@@ -141,7 +141,8 @@ class SupervisionConfig:
 class QuireConfig:
     """Everything an engine is built from. `arch` is None until `resolve` has read the model's config.json.
 
-    `reasons`: (name of a setting, why a rule chose its value), once it is resolved.
+    `reasons`: (name of a setting, why a rule chose its value), once it is resolved. `has_longest_length`: its
+    `max_model_len` is an estimate of the longest that fits the memory (`max_model_len=-1`).
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -158,6 +159,7 @@ class QuireConfig:
     arch: ModelArch | None = None
     model_path: str = ""
     reasons: tuple[tuple[str, str], ...] = ()
+    has_longest_length: bool = False
 
     @property
     def speculative(self) -> SpeculativeConfig | None:

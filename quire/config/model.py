@@ -18,6 +18,8 @@ OWN_QUANTIZATIONS = ("int8", "int4", *CHECKPOINT_FORMATS)
 """Those, and formats that only checkpoints have."""
 STORED_QUANTIZATIONS = ("gguf",)
 """They say what the checkpoint is, and change nothing."""
+LONGEST = -1
+"""`max_model_len`: the longest that fits the memory for the KV cache."""
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
 
@@ -69,8 +71,9 @@ class ModelConfig:
     )  # fmt: skip
     quantization_report: bool = setting(False, "Log the quantization error of each tensor.")
     max_model_len: int | None = setting(
-        None, "Maximum length of prompt plus output, in tokens; default: the model's own limit.",
-        minimum=1, maximum=2**30, is_size=True,
+        None, "Maximum length of prompt plus output, in tokens; default: the model's own limit. -1 or auto: as much of "
+        "that as fits the memory for the KV cache.",
+        minimum=1, maximum=2**30, auto=LONGEST, is_size=True,
     )  # fmt: skip
     seed: int = setting(0, "Seed of the engine, for requests without a seed of their own.")
     max_logprobs: int = setting(

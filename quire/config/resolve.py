@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.config.cross_checks import check_against_model, check_batch, check_device, check_supported
 from quire.config.engine import QuireConfig
-from quire.config.model import STORED_QUANTIZATIONS
+from quire.config.model import LONGEST, STORED_QUANTIZATIONS
 from quire.config.model_arch import ModelArch
 from quire.config.parallel_checks import check_parallel, size_settings
 from quire.errors import ConfigError, UnsupportedError
@@ -308,10 +308,17 @@ def resolve_block_size(config: QuireConfig, context: ResolveContext) -> tuple[Qu
 
 
 def resolve_max_model_len(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """The longest sequence the model was made for."""
-    if config.model.max_model_len is not None:
+    """The longest sequence the model was made for; of -1 the largest length whose memory is to be looked at.
+
+    What of it fits is found in `engine.memory_estimate`, as it needs the model's files.
+    """
+    asked, scheduler = config.model.max_model_len, config.scheduler
+    if asked is not None and asked != LONGEST:
         return config, None
     limit = _arch(config).max_position_embeddings
+    most = None if scheduler.enable_chunked_prefill else scheduler.max_num_batched_tokens
+    if asked == LONGEST and most is not None and most < limit:
+        return _choose(config, "model", "max_model_len", most, "max_num_batched_tokens, as chunked prefill is off")
     reason, original = "max_position_embeddings of the model", _longrope_length(_arch(config))
     if original is not None and limit > original:
         reason += f", which is above {original}: every prompt has longrope's long factors"

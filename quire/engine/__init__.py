@@ -13,7 +13,7 @@ Read `core` and `front_end` first, then `llm_engine` (offline) or `async_llm` (s
     outputs            output_processor, request_state, detokenizer, stop_strings, logprobs, output_stream
     front ends         front_end, llm_engine, async_llm, protocol, snapshots
     built by           config_lookup, factory, front_factory, mp_factory, parts, named_plugins, vllm_environment,
-                       shipped_drafters
+                       shipped_drafters, memory_estimate, drafting_need
     figures and events  stat_logger, stat_loggers, step_logs, offline_metrics, speculation_reports, kv_event_publisher,
                        step_watch, step_meter
     behind the cache   kv_offload_factory, tier_factory

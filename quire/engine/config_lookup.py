@@ -7,10 +7,12 @@ made of. A bad configuration, model directory or template is refused here, befor
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from quire.config import QuireConfig
 from quire.config.json_object import parse_object
+from quire.config.model import LONGEST
 from quire.config.overrides import NO_HF_FIELDS
 from quire.config.resolve import Decision, UsageContext, resolve
 from quire.engine.named_plugins import block_sizes
@@ -71,7 +73,13 @@ def look_up(
     arch = model_dir.arch(overrides, config.model.model_impl)
     kernel_tiers = tier_problems() if platform.is_cpu else {}
     sizes = block_sizes(config.device.attention_backend)
-    config, decisions = resolve(config, platform, arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)
+    rules = partial(resolve, platform=platform, arch=arch, usage=usage, block_sizes=sizes, kernel_tiers=kernel_tiers)
+    if config.model.max_model_len == LONGEST:
+        from quire.engine.memory_estimate import resolve_longest  # late: few need it
+
+        config, decisions = resolve_longest(config, path, platform, rules)
+    else:
+        config, decisions = rules(config)
     chosen = [*from_environment, *unused, *decisions]
     reasons = tuple((one.name, one.reason) for one in chosen)
     return dataclasses.replace(config, model_path=str(path), reasons=reasons), model_dir, chosen

@@ -17,7 +17,7 @@ from quire.config.speculative import SpeculativeConfig
 from quire.core.draft_trees import MOST_TREES, num_scratch_blocks
 from quire.core.drafts import DraftController, DraftProposer
 from quire.core.expert_group import ExpertGroup
-from quire.core.kv_spec import KVCacheConfig
+from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.engine.core import EngineCore, never, nothing
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
@@ -31,7 +31,8 @@ from quire.errors import ConfigError, UnsupportedError
 from quire.executor.base import Executor
 from quire.executor.drafting import DraftingExecutor, ModelProposer
 from quire.executor.registry import executor_class
-from quire.kv_cache.planning import concurrency, describe_pools, min_num_blocks, plan_kv_cache
+from quire.kv_cache.planning import concurrency, describe_pools, longest_that_fits, min_num_blocks, plan_kv_cache
+from quire.kv_cache.pool_sizes import PlannedRequests
 from quire.logger import get_logger
 from quire.platforms.interface import Platform
 from quire.sample.logits_processor import ProcessorSource
@@ -183,6 +184,9 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
         cache = dataclasses.replace(cache, num_blocks=cache.num_blocks + num_scratch)
     if cache.swap_space:  # each rank has its part of every block
         cache = dataclasses.replace(cache, swap_space=cache.swap_space / config.parallel.tensor_parallel_size)
+    if config.has_longest_length:
+        max_len = _longest_length(config, specs, available_bytes, max_chunk, num_scratch)
+        max_chunk = min(max_chunk, max_len)
     kv_cache_config = plan_kv_cache(
         specs, available_bytes, cache, max_len, max_chunk, config.scheduler.max_num_seqs or 1,
         config.num_draft_tokens,
@@ -199,6 +203,20 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
         scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len,
         max_steps_in_flight=depth, waits_for_tokens=depth > 1,
     )  # fmt: skip
+
+
+def _longest_length(
+    config: QuireConfig, specs: dict[str, KVCacheSpec], available_bytes: int, max_chunk: int, num_scratch: int
+) -> int:
+    """`max_model_len`, or what of it fits, where it was estimated before the model was loaded."""
+    max_len = config.max_model_len
+    requests = PlannedRequests(max_len, max_chunk, config.scheduler.max_num_seqs or 1, config.num_draft_tokens)
+    available_bytes -= num_scratch * sum(spec.page_size_bytes for spec in specs.values())
+    longest = longest_that_fits(specs, available_bytes, config.cache, requests)
+    if 0 < longest < max_len:
+        text = "max_model_len=%d was estimated; requests end at %d tokens, for which the KV cache has room"
+        logger.warning(text, max_len, longest)
+    return longest or max_len
 
 
 def _num_steps_in_flight(config: QuireConfig) -> int:

@@ -159,6 +159,8 @@ def parse_text(info: SettingInfo, text: Any) -> Any:
         return ",".join(text) if info.splits else text[0] if len(text) == 1 else text
     if not isinstance(text, str) or info.kind == "str":
         return text
+    if text.lower() == "auto" and info.auto is not None:
+        return info.auto
     if text.lower() in ("none", "auto") and info.is_optional:
         return None
     try:

@@ -12,7 +12,7 @@ from quire.core.kv_spec import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 from quire.errors import NotEnoughMemoryError
 from quire.kv_cache.block_counts import MostBlocks, num_blocks_held
 from quire.kv_cache.grouping import group_layers
-from quire.kv_cache.pool_sizes import PlannedRequests, divide, needed_bytes
+from quire.kv_cache.pool_sizes import PlannedRequests, divide, needed_blocks, needed_bytes
 from quire.logger import get_logger
 from quire.utils.memory import format_bytes
 
@@ -58,7 +58,7 @@ def plan_kv_cache(
     if cache.num_blocks is None and needed_bytes(groups, requests) > budget_bytes:
         whole, _ = group_layers(specs, max_model_len, frees_blocks=False)
         if whole == groups or needed_bytes(whole, requests) > budget_bytes:
-            longest = _longest_that_fits(specs, budget_bytes, requests, frees_blocks)
+            longest = longest_that_fits(specs, budget_bytes, cache, requests)
             raise _not_enough_memory(needed_bytes(groups, requests), budget_bytes, cache, max_model_len, longest)
         groups, reason = (
             whole,
@@ -67,6 +67,36 @@ def plan_kv_cache(
     is_mixed = not all(spec.keeps_sequence for spec in specs.values())
     logger.log(logging.INFO if is_mixed else logging.DEBUG, "KV cache: %s", reason)
     return divide(groups, budget_bytes, cache, requests)
+
+
+def one_request_fits(
+    specs: dict[str, KVCacheSpec], available_bytes: int, cache: CacheConfig, requests: PlannedRequests
+) -> bool:
+    """Whether the KV cache holds one of the longest requests; `cache.num_blocks` counts here, too."""
+    frees_blocks, given = not cache.disable_hybrid_kv_cache_manager, cache.kv_cache_memory_bytes
+    budget_bytes = available_bytes if given is None else given
+    for groups in (
+        group_layers(specs, requests.max_model_len, frees_blocks=frees)[0] for frees in (frees_blocks, False)
+    ):
+        if cache.num_blocks is not None:
+            return needed_blocks(groups, requests) <= cache.num_blocks
+        if needed_bytes(groups, requests) <= budget_bytes:
+            return True
+    return False
+
+
+def longest_that_fits(
+    specs: dict[str, KVCacheSpec], available_bytes: int, cache: CacheConfig, requests: PlannedRequests
+) -> int:
+    """The longest `max_model_len`, up to that of `requests`, of which one request fits; 0 = none."""
+    longest, too_long = 0, requests.max_model_len + 1
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        if one_request_fits(specs, available_bytes, cache, requests.of_length(middle)):
+            longest = middle
+        else:
+            too_long = middle
+    return longest
 
 
 def min_num_blocks(max_model_len: int, block_size: int, most: MostBlocks = KEEPS_ALL) -> int:
@@ -99,21 +129,6 @@ def describe_pools(config: KVCacheConfig) -> str:
         bytes_of = f" ({format_bytes(size.num_blocks * page_bytes)})" if is_state or len(config.pools) > 1 else ""
         parts.append(f"{size.num_blocks} {what}{bytes_of}")
     return " and ".join(parts)
-
-
-def _longest_that_fits(
-    specs: dict[str, KVCacheSpec], budget_bytes: int, requests: PlannedRequests, frees_blocks: bool
-) -> int:
-    """The longest `max_model_len` for which there is a plan, as one for that of `requests` is not; 0 = none."""
-    longest, too_long = 0, requests.max_model_len
-    while too_long - longest > 1:
-        middle = (longest + too_long) // 2
-        plans = [group_layers(specs, middle, frees_blocks=frees)[0] for frees in {frees_blocks, False}]
-        if any(needed_bytes(groups, requests.of_length(middle)) <= budget_bytes for groups in plans):
-            longest = middle
-        else:
-            too_long = middle
-    return longest
 
 
 def _not_enough_memory(

@@ -55,6 +55,11 @@ def needed_bytes(groups: Sequence[KVCacheGroupSpec], requests: PlannedRequests) 
     return sum((requests.num_held(pool) + 1) * _page_bytes(pool) for pool in _pools(groups))
 
 
+def needed_blocks(groups: Sequence[KVCacheGroupSpec], requests: PlannedRequests) -> int:
+    """Blocks of the first pool of attention that one request of the longest needs, with the null block; 0 = no pool."""
+    return next((requests.num_held(pool) + 1 for pool in _pools(groups) if _can_take_back(pool)), 0)
+
+
 def num_state_blocks(cache: CacheConfig, max_num_seqs: int, num_drafts: int = 0) -> int:
     """Blocks of a pool of states, as far as there is memory; `num_drafts` as in `PlannedRequests`."""
     num_for_drafts = max(num_drafts, DRAFTS_PER_REQUEST * max_num_seqs) if num_drafts else 0

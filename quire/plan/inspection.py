@@ -8,7 +8,6 @@ division of the memory. Loads no torch. No state.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,31 +15,18 @@ from typing import Any
 from quire.config import QuireConfig
 from quire.config.model_arch import ModelArch
 from quire.config.resolve import UsageContext
-from quire.core.kv_spec import KVCacheSpec, MambaSpec
-from quire.core.memory_budget import (
-    RECORDED_STEPS_BYTES,
-    StepLimits,
-    drawn_drafts_bytes,
-    estimate_weights_bytes,
-    estimate_workspace_bytes,
-    plan_memory,
-)
+from quire.core.kv_spec import KVCacheSpec
 from quire.engine.config_lookup import look_up
 from quire.engine.front_factory import build_front_end
+from quire.engine.memory_estimate import estimate_memory
 from quire.errors import QuireError
 from quire.kv_cache.grouping import group_layers
 from quire.kv_cache.planning import concurrency, plan_kv_cache
-from quire.kv_cache.pool_sizes import PlannedRequests, needed_bytes, useful_bytes
+from quire.kv_cache.pool_sizes import PlannedRequests, needed_bytes
 from quire.models.model_dir import read_model_dir
 from quire.models.stored_weights import StoredWeights, check_weights, read_weights
-from quire.models.weight_files import kept_bytes
-from quire.plan.drafting_need import drafting_need
 from quire.platforms.detect import detect_platform
 from quire.platforms.interface import Platform
-from quire.simulator.mixers import cache_specs
-from quire.utils.memory import GIB
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,39 +163,17 @@ def memory_need(
         ConfigError: requests of so many tokens are longer than `max_model_len`.
         NotEnoughMemoryError: a start would not find enough.
     """
-    arch, cache, max_len = config.arch, config.cache, config.max_model_len
-    assert arch is not None and cache.block_size is not None, "the configuration is resolved"
-    scheduler = config.scheduler
-    limits = StepLimits(
-        max_num_seqs=scheduler.max_num_seqs or 1, max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
-        max_model_len=max_len, num_drafts=config.num_draft_tokens,
-    )  # fmt: skip
-    item, kv_item = DTYPE_BYTES[config.model.dtype], DTYPE_BYTES[cache.kv_cache_dtype]
-    quantization = config.model.quantization
-    drafting = drafting_need(config.speculative, drafter, arch, limits, cache.block_size, item, quantization)
-    specs = _stored({**cache_specs(arch, cache.block_size, item), **drafting.specs}, kv_item)
-    weights = estimate_weights_bytes(arch, max_len, item, quantization, kept_bytes(config))
-    workspace = max(estimate_workspace_bytes(arch, limits, item), drafting.workspace)
-    workspace += _graph_bytes(config) * (2 if drafting.workspace else 1)
-    if config.speculative is not None and config.speculative.draws_drafts:
-        workspace += drawn_drafts_bytes(limits.max_num_seqs, limits.num_drafts, arch.vocab_size)
-    budget = plan_memory(
-        free_bytes=platform.memory_bytes,
-        utilization=cache.memory_utilization,
-        weights_bytes=weights + drafting.weights,
-        workspace_bytes=workspace,
-        swap_bytes=int(cache.swap_space * GIB) if platform.is_cpu else 0,
-        useful_bytes=useful_bytes(specs, cache, max_len, limits.max_num_seqs, limits.num_drafts)
-        if platform.is_cpu
-        else None,
-    )
+    cache, max_len = config.cache, config.max_model_len
+    assert cache.block_size is not None, "the configuration is resolved"
+    found = estimate_memory(config, platform.memory_bytes, drafter, is_host=platform.is_cpu)
+    limits, specs, budget = found.limits, found.specs, found.budget
     chunk = min(limits.max_num_batched_tokens, max_len)
     plan = plan_kv_cache(specs, budget.kv_cache_bytes, cache, max_len, chunk, limits.max_num_seqs, limits.num_drafts)
     length = max_len if num_tokens is None else num_tokens
     load = PlannedRequests(length, min(chunk, length))
     return MemoryNeed(
-        num_requests=num_requests, num_tokens=length, weights=weights,
-        drafting_weights=drafting.weights, workspace=workspace,
+        num_requests=num_requests, num_tokens=length, weights=found.weights,
+        drafting_weights=found.drafting_weights, workspace=found.workspace,
         kv_cache=_load_bytes(specs, cache.disable_hybrid_kv_cache_manager, load, num_requests),
         kv_cache_token=sum(spec.page_size_bytes for spec in specs.values() if spec.keeps_sequence) // cache.block_size,
         available=platform.memory_bytes, usable=int(platform.memory_bytes * cache.memory_utilization),
@@ -222,21 +186,6 @@ def _load_bytes(specs: dict[str, KVCacheSpec], keeps_windows: bool, load: Planne
     groups, _ = group_layers(specs, load.max_model_len, frees_blocks=not keeps_windows)
     null_bytes = sum({group.pool: group.page_size_bytes for group in groups}.values())
     return num_requests * (needed_bytes(groups, load) - null_bytes) + null_bytes
-
-
-def _stored(specs: Mapping[str, Any], kv_item_bytes: int) -> dict[str, KVCacheSpec]:
-    """What layers keep: states with numbers of their own types, all else in that of the cache."""
-    return {
-        name: spec if isinstance(spec, MambaSpec) else dataclasses.replace(spec, dtype_bytes=kv_item_bytes)
-        for name, spec in specs.items()
-    }
-
-
-def _graph_bytes(config: QuireConfig) -> int:
-    """Of recorded steps, where the native kernels record them."""
-    is_native = config.device.attention_backend == "native_cpu"
-    is_recording = is_native and not config.model.enforce_eager and config.model.model_impl != "transformers"
-    return RECORDED_STEPS_BYTES if is_recording else 0
 
 
 def _describe(found: Inspection, config: QuireConfig, arch: ModelArch) -> None:

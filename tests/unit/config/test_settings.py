@@ -66,6 +66,16 @@ def test_a_setting_not_supported_yet_is_refused_by_name_unless_neutral(name: str
         build_config(**{name: "something else"})
 
 
+def test_a_length_may_be_the_longest_that_fits_or_a_size() -> None:
+    def length(value: object) -> int | None:
+        return build_config(max_model_len=value).model.max_model_len
+
+    assert length("auto") == length(-1) == -1 and length("16k") == 16000 and length("16K") == 16384
+    with pytest.raises(ConfigError, match="max_model_len=0 is out of range") as caught:
+        build_config(max_model_len=0)
+    assert caught.value.hint == "max_model_len takes an integer: 1 to 1073741824, or -1 (auto), or None"
+
+
 def out_of_range_values(name: str) -> list[object]:
     info = SETTINGS[name].info
     bad: list[object] = [object(), b"x", [1], {"a": 1}]

@@ -58,6 +58,9 @@ FORMS = {
     "underscores negated": (["--no-enable_prefix_caching"], {"enable_prefix_caching": False}),
     "a value with underscores": (["--served-model-name=my_model"], {"served_model_name": "my_model"}),
     "size": (["--max-model-len", "2k"], {"max_model_len": 2000}),
+    "the longest that fits": (["--max-model-len", "-1"], {"max_model_len": -1}),
+    "the longest that fits, in words": (["--max-model-len=auto"], {"max_model_len": "auto"}),
+    "the length in Ki": (["--max-model-len", "1K"], {"max_model_len": "1K"}),
     "binary size": (["--max-num-batched-tokens", "4K"], {"max_num_batched_tokens": 4096}),
     "dotted": (["--structured-outputs-config.backend", "xgrammar"], {"structured_outputs_backend": "xgrammar"}),
     "dotted twice": (

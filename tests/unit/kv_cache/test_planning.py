@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,14 @@ from quire.config.cache import CacheConfig
 from quire.core.kv_spec import FullAttentionSpec, KVCacheSpec, MambaSpec, SlidingWindowSpec
 from quire.errors import NotEnoughMemoryError, UnsupportedError
 from quire.kv_cache.block_counts import longest_sequence
-from quire.kv_cache.planning import concurrency, min_num_blocks, plan_kv_cache
-from quire.kv_cache.pool_sizes import useful_bytes
+from quire.kv_cache.planning import (
+    concurrency,
+    longest_that_fits,
+    min_num_blocks,
+    one_request_fits,
+    plan_kv_cache,
+)
+from quire.kv_cache.pool_sizes import PlannedRequests, useful_bytes
 
 PAGE_BYTES = 2 * 16 * 2 * 64 * 2
 
@@ -105,6 +112,16 @@ def test_a_pool_of_windows_gets_what_requests_of_a_middling_length_hold():
     whole, local = (pool.num_blocks - 1 for pool in config.pools)
     # 10 blocks of 160 tokens beside 4 behind the window and in a chunk; at first one request of 640 tokens.
     assert (whole - 40) // 10 == (local - 4) // 4 and config.total_bytes <= 10**7
+
+
+@given(num_pages=st.integers(0, 60), length=st.integers(1, 200), has_blocks=st.booleans())
+def test_the_longest_length_is_the_last_that_is_planned(num_pages, length, has_blocks):
+    cache = CacheConfig(num_blocks=num_pages + 2 if has_blocks else None)
+    requests = PlannedRequests(length, min(length, 32))
+    longest = longest_that_fits(specs(2), num_pages * PAGE_BYTES, cache, requests)
+    assert not longest or one_request_fits(specs(2), num_pages * PAGE_BYTES, cache, requests.of_length(longest))
+    more = replace(requests, max_model_len=longest + 1)
+    assert longest == length or not one_request_fits(specs(2), num_pages * PAGE_BYTES, cache, more)
 
 
 def test_layers_of_two_shapes_that_do_not_fit_name_the_longest_length():

@@ -1,7 +1,7 @@
-"""What a model that drafts takes beside its target: weights, pages, workspace. Called by `quire inspect`. Pure.
+"""What a model that drafts takes beside its target: weights, pages, workspace. Pure, but for headers of files.
 
-A draft model is read as any model is. Of heads that have files of their own these are counted; a head has the pages of
-one attention layer of the target, but for Medusa's, which keep nothing.
+Called by `engine.memory_estimate`. A draft model is read as any model is. Of heads that have files of their own these
+are counted; a head has the pages of one attention layer of the target, but for Medusa's, which keep nothing.
 """
 
 from __future__ import annotations
