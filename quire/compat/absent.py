@@ -16,6 +16,10 @@ class AbsentFeatureError(ImportError):
     """A name was imported that stands for a feature that Quire does not have."""
 
 
+class AbsentModuleError(AbsentFeatureError, ModuleNotFoundError):
+    """A module was imported that Quire does not have; its message says what to use instead."""
+
+
 def absent(name: str, feature: str) -> AbsentFeatureError:
     """The error for `name`, which needs `feature` (a plural or a mass noun: "pooling models")."""
     return AbsentFeatureError(f"{name}: Quire does not support {feature} yet", name=name)

@@ -1,7 +1,7 @@
 """vLLM's Python API over Quire: replace `vllm` by `quire.compat.vllm` in a program's imports.
 
 Names and module paths are those of vLLM 0.33. What exists is Quire's own class, or a thin one over it; what cannot be
-there yet says which feature it needs when it is imported or called. Names load on first use.
+there yet says which feature it needs, or what to use instead, when it is imported or called. Names load on first use.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from quire.compat.absent import module_getattr
 from quire.compat.vllm.features import TOP_LEVEL
+from quire.compat.vllm.missing import install
 from quire.compat.vllm.version import __version__, __version_tuple__
 
 if TYPE_CHECKING:
@@ -51,4 +52,5 @@ _LAZY = {
     "CompletionOutput": "quire.core.outputs",
 }
 
+install()
 __getattr__ = module_getattr(__name__, absent_names=TOP_LEVEL, lazy=_LAZY)

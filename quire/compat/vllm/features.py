@@ -24,6 +24,11 @@ WORKERS = (
 FLAT_LOGPROBS = "flat log-probabilities (flat_logprobs)"
 REPETITION = "repetition_detection"
 WATERMARK = "watermarking"
+CONVERSATIONS = (
+    "the steps of vLLM's chat rendering (LLM.chat takes messages; get_tokenizer().apply_chat_template renders)"
+)
+SERVER = "the parts of vLLM's server (main([...]) of this module, or quire serve, starts Quire's)"
+GUIDED = "guided_decoding of earlier versions (StructuredOutputsParams for SamplingParams.structured_outputs)"
 INTERNALS = "this internal module of vLLM"
 SHARDED = "sharded checkpoint formats (sharded_state, tensorizer)"
 TENSORS = "tensors in requests or responses (embeddings)"

@@ -11,6 +11,9 @@ from quire.compat.vllm.features import MULTIMODAL, PROMPT_EMBEDS
 __all__ = ["PromptType", "TextPrompt", "TokensPrompt"]
 
 
+__path__: list[str] = []  # a package, so that modules below it are looked for
+
+
 class _Salted(TypedDict, total=False):
     cache_salt: str
 

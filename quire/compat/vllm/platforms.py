@@ -7,6 +7,9 @@ from quire.platforms.detect import detect_platform
 __all__ = ["CurrentPlatform", "current_platform"]
 
 
+__path__: list[str] = []  # a package, so that modules below it are looked for
+
+
 class CurrentPlatform:
     """This machine."""
 

@@ -9,10 +9,14 @@ from quire.errors import require_unset
 from quire.models.hub import resolve_model_path
 from quire.tokenization.chat_template import load_chat_template
 from quire.tokenization.hf_tokenizer import HFTokenizer
+from quire.tokenization.hf_tokenizer import HFTokenizer as AnyTokenizer
 from quire.tokenization.hf_tokenizer import HFTokenizer as TokenizerLike
 from quire.tokenization.tokenizer import load_tokenizer
 
-__all__ = ["TokenizerLike", "cached_get_tokenizer", "get_tokenizer"]
+__all__ = ["AnyTokenizer", "TokenizerLike", "cached_get_tokenizer", "get_tokenizer"]
+
+
+__path__: list[str] = []  # a package, so that modules below it are looked for
 
 
 def get_tokenizer(

@@ -1,8 +1,5 @@
-"""vLLM's `transformers_utils`: importing it names the feature that Quire lacks."""
+"""vLLM's `transformers_utils`, of which there is `tokenizer` (`missing.ALIASES`)."""
 
 from __future__ import annotations
 
-from quire.compat.absent import absent
-from quire.compat.vllm.features import INTERNALS
-
-raise absent("vllm.transformers_utils", INTERNALS)
+__path__: list[str] = []  # a package, so that modules below it are looked for

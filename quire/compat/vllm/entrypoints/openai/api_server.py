@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from quire.compat.absent import module_getattr
+from quire.compat.vllm.features import SERVER
+
 __all__ = ["main"]
 
 
@@ -14,6 +17,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     return quire_main(["serve", *(sys.argv[1:] if argv is None else argv)])
 
+
+__getattr__ = module_getattr(
+    __name__,
+    absent_names=dict.fromkeys(
+        ("build_app", "build_async_engine_client", "init_app_state", "router", "run_server", "run_server_worker",
+         "setup_server"), SERVER,
+    ),
+)  # fmt: skip
 
 if __name__ == "__main__":
     raise SystemExit(main())
