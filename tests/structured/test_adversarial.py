@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import EngineGenerateError, QuireClientError
 from quire.models.hub import resolve_model_path
 from quire.structured_output.choose import resolve_structured_outputs
+from quire.structured_output.compile import pool as pool_module
 from quire.structured_output.compile.errors import BudgetError
 from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
@@ -75,6 +79,55 @@ def test_a_grammar_over_its_time_ends_its_own_child_and_the_worker_goes_on():
         assert workers == {one._process.pid for one in pool._workers if one._process is not None}
         while any(children(pid) for pid in workers):  # one that has answered is about to end
             time.sleep(0.01)
+    finally:
+        pool.close()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended; one that has may wait to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def stop_compiling(pool: CompilePool, made: Future[Any]) -> int:
+    """Stop the child that compiles `made`, as a machine without time for it does; the child's process id."""
+    while True:
+        assert not made.done()
+        for worker in pool._workers:
+            for child in children(worker._process.pid) if worker._process is not None else ():
+                os.kill(child, signal.SIGSTOP)
+                return child
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "slow"])
+def test_a_grammar_that_gets_no_cpu_time_is_given_up_and_its_processes_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool
+):
+    budget = FastBudget(clock=lambda: 0.0)
+    if is_fast:
+        monkeypatch.setattr(pool_module, "FAST_CPU_S", 60.0)
+    else:
+        budget.charge("", 1.0)
+    setup = WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, 60.0, ENOUGH_BYTES)
+    pool = CompilePool(setup, budget)
+    try:
+        pool.compile(PLAIN).result()
+        before = {one._process.pid for one in pool._workers if one._process is not None}
+        monkeypatch.setattr(pool_module, "WALL_FACTOR", 0.0)
+        monkeypatch.setattr(pool_module, "WALL_EXTRA_S", 1.0)
+        late = pool.compile(spec("many_properties", 4))
+        stopped = stop_compiling(pool, late)
+        with pytest.raises(BudgetError, match="was not compiled within 1 s: the machine is too busy") as caught:
+            late.result()
+        assert "structured_outputs_compile_timeout" in (caught.value.hint or "")
+        monkeypatch.setattr(pool_module, "WALL_EXTRA_S", 60.0)
+        assert pool.compile(GrammarSpec(kind="regex", text="[a-f]{8}", backend="xgrammar")).result()
+        while is_running(stopped):
+            time.sleep(0.01)
+        assert not before & {one._process.pid for one in pool._workers if one._process is not None}
     finally:
         pool.close()
 
@@ -141,10 +194,10 @@ def test_a_tenants_flood_of_new_grammars_is_before_anothers_grammar_by_one_for_e
     pool = CompilePool(WorkerSetup(str(resolve_model_path("leaf", None, None)), 3072, 2, CPU_S, ENOUGH_BYTES))
     is_queued, begun = threading.Event(), []
 
-    def held(spec: GrammarSpec, run: Callable[[GrammarSpec], bytes]) -> bytes:
+    def held(spec: GrammarSpec, deadline_s: float, run: Callable[[GrammarSpec, float], bytes]) -> bytes:
         is_queued.wait()
         begun.append(spec)
-        return run(spec)
+        return run(spec, deadline_s)
 
     for worker in pool._fast.workers:
         worker.run = functools.partial(held, run=worker.run)  # type: ignore[method-assign]
@@ -161,7 +214,7 @@ def test_a_tenants_flood_of_new_grammars_is_before_anothers_grammar_by_one_for_e
 
 
 def test_whoever_waits_for_a_grammar_hears_of_a_worker_that_answers_nonsense(pool: CompilePool, monkeypatch):
-    def nonsense(spec: GrammarSpec) -> bytes:
+    def nonsense(spec: GrammarSpec, deadline_s: float) -> bytes:
         raise ValueError("no message")
 
     for worker in pool._workers:

@@ -16,6 +16,10 @@ class OverTimeError(BudgetError):
     """It took too much CPU time."""
 
 
+class LateError(BudgetError):
+    """It was not compiled in time by the clock on the wall, as the machine is too busy."""
+
+
 class RefusedError(Exception):
     """A library refuses a grammar; `reason` says why."""
 

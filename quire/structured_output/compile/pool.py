@@ -1,4 +1,4 @@
-"""CompilePool: grammars made off the engine's loop, each within a budget of CPU time and memory.
+"""CompilePool: grammars made off the engine's loop, each within a budget of CPU time, wall time and memory.
 
 A grammar is tried in the fast queue, which gives up after `FAST_CPU_S`; what takes longer waits in the slow queue,
 where it gets what the machine leaves idle. So plain grammars never wait for expensive ones. What is expensive to follow
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ import msgspec
 from quire.errors import EngineGenerateError, QuireError
 from quire.logger import get_logger
 from quire.structured_output.choose import with_fallbacks
-from quire.structured_output.compile.errors import OverTimeError, RefusedError, refusal
+from quire.structured_output.compile.errors import LateError, OverTimeError, RefusedError, refusal
 from quire.structured_output.compile.fast_budget import FastBudget
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.worker_process import WorkerProcess
@@ -37,6 +38,10 @@ from quire.structured_output.vocabulary import read_vocabulary
 FAST_CPU_S = 0.03
 NUM_FAST_WORKERS, NUM_SLOW_WORKERS = 2, 1
 """At most; a worker is started when all before it are busy."""
+WALL_FACTOR, WALL_EXTRA_S = 20.0, 40.0
+"""Wall time of a grammar in both queues, its turns not waited for: a multiple of its CPU time, and the start of workers
+with their libraries. Only a machine that is far too busy comes near it.
+"""
 
 logger = get_logger(__name__)
 
@@ -78,7 +83,7 @@ class CompilePool:
     def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[CompileOutcome]:
         """A grammar and the bytes it crossed in; the future's exception is a `QuireError` that names the field."""
         made: Future[CompileOutcome] = Future()
-        job = _Job(spec, tenant, made, is_last=self.setup.cpu_s <= FAST_CPU_S)
+        job = _Job(spec, tenant, made, is_last=self.setup.cpu_s <= FAST_CPU_S, left_s=self._wall_s)
         self._fast.submit(tenant, lambda worker: self._try_fast(job, worker))
         return made
 
@@ -114,7 +119,7 @@ class CompilePool:
         if budget is None:
             return self._make(job, worker)
         if budget.is_spent(job.tenant):
-            return self._try_again(job)
+            return self._try_again(job, time.monotonic() + job.left_s)
         before_s = worker.cpu_s
         self._make(job, worker)
         budget.charge(job.tenant, worker.cpu_s - before_s)
@@ -126,14 +131,17 @@ class CompilePool:
             return
         error: QuireError | None = None
         result: CompileOutcome | None = None
+        deadline_s = time.monotonic() + job.left_s
         try:
-            result = self._by_first(spec, worker)
+            result = self._by_first(spec, worker, deadline_s)
             if result.grammar.is_expensive and not job.is_last:
-                return self._try_again(job)
+                return self._try_again(job, deadline_s)
         except OverTimeError as over:
             if not job.is_last:
-                return self._try_again(job)
+                return self._try_again(job, deadline_s)
             error = over
+        except LateError:
+            error = self._late(spec)
         except QuireError as refused:
             error = refused
         except Exception as unforeseen:  # it must reach the caller
@@ -146,19 +154,35 @@ class CompilePool:
         else:
             made.set_exception(error)
 
-    def _try_again(self, job: _Job) -> None:
-        last = dataclasses.replace(job, is_last=True)
+    def _try_again(self, job: _Job, deadline_s: float) -> None:
+        last = dataclasses.replace(job, is_last=True, left_s=deadline_s - time.monotonic())
         self._slow.submit(job.tenant, lambda worker: self._make(last, worker))
 
-    def _by_first(self, spec: GrammarSpec, worker: WorkerProcess) -> CompileOutcome:
+    def _by_first(self, spec: GrammarSpec, worker: WorkerProcess, deadline_s: float) -> CompileOutcome:
         """The grammar, of the first library that takes it."""
         reasons: dict[str, str] = {}
         for one in with_fallbacks(spec):
             try:
-                return self._loaded(one, *worker.run(one))
+                return self._loaded(one, *worker.run(one, deadline_s))
             except RefusedError as error:
                 reasons[one.backend] = error.reason
         raise refusal(spec, reasons)
+
+    @property
+    def _wall_s(self) -> float:
+        return WALL_FACTOR * self.setup.cpu_s + WALL_EXTRA_S
+
+    def _late(self, spec: GrammarSpec) -> LateError:
+        logger.warning(
+            "a grammar (%s) was given up: it was not compiled within %g s, as other programs leave compile workers "
+            "too little CPU time", spec.kind, self._wall_s,
+        )  # fmt: skip
+        return LateError(
+            f"the grammar ({spec.kind}) was not compiled within {self._wall_s:g} s: the machine is too busy",
+            hint="try again later, use a simpler grammar, or start the engine with a larger "
+            "structured_outputs_compile_timeout",
+            field=f"structured_outputs.{spec.kind}",
+        )
 
     def _loaded(self, spec: GrammarSpec, compiled: bytes, is_expensive: bool) -> CompileOutcome:
         try:
@@ -186,9 +210,15 @@ class CompilePool:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A grammar to be compiled; `is_last`: what takes too long gets no further try."""
+    """A grammar to be compiled.
+
+    Attributes:
+        is_last: what takes too much CPU time gets no further try.
+        left_s: wall time that is left for it.
+    """
 
     spec: GrammarSpec
     tenant: str
     made: Future[CompileOutcome]
     is_last: bool
+    left_s: float

@@ -3,7 +3,8 @@
 Started by `worker_process`. It reads a `WorkerSetup` and then one `GrammarSpec` after another from its standard input,
 and answers each with a `CompileResult` and, of what was compiled, a `ProbeResult`. Loads no torch. Each grammar is
 compiled and tried by a child of its own, so that one that fails costs no new start, and the kernel holds the child to
-its limits: too much CPU time ends it by SIGPROF, and too much memory it does not get.
+its limits: too much CPU time ends it by SIGPROF, and too much memory it does not get. The engine, which waits no longer
+than for a while, ends both, as they are a process group.
 """
 
 from __future__ import annotations

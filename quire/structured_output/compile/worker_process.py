@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from typing import IO, TypeVar
 
@@ -11,7 +14,7 @@ import msgspec
 
 from quire.errors import EngineGenerateError, QuireError
 from quire.logger import get_logger
-from quire.structured_output.compile.errors import BudgetError, OverTimeError, RefusedError
+from quire.structured_output.compile.errors import BudgetError, LateError, OverTimeError, RefusedError
 from quire.structured_output.compile.messages import (
     CompileResult,
     ProbeResult,
@@ -24,10 +27,6 @@ from quire.structured_output.interface import GrammarSpec
 from quire.utils.children import Child, describe_exit, start_module
 
 WORKER = "quire.structured_output.compile.worker"
-# Wall time for a grammar beyond its CPU time: the machine may be busy, and a worker may have to start.
-WALL_FACTOR = 20.0
-WALL_EXTRA_S = 60.0
-
 logger = get_logger(__name__)
 
 T = TypeVar("T")
@@ -46,17 +45,21 @@ class WorkerProcess:
         self._is_closed = self._is_late = False
         self.cpu_s = 0.0
 
-    def run(self, spec: GrammarSpec) -> tuple[bytes, bool]:
+    def run(self, spec: GrammarSpec, deadline_s: float) -> tuple[bytes, bool]:
         """The compiled grammar, and whether it is expensive to follow.
+
+        Args:
+            deadline_s: time of `time.monotonic` at which the process is ended, to be replaced by the next grammar.
 
         Raises:
             RefusedError: the library refuses it.
+            LateError: the deadline has passed.
             BudgetError: it takes too much.
             EngineGenerateError: the process that compiles it ended.
         """
-        result, is_expensive = self._asked(spec)
+        result, is_expensive = self._asked(spec, deadline_s)
         if result.died is not None and self._process is None:
-            result, is_expensive = self._asked(spec)  # the worker is replaced: it is not grammars that end it
+            result, is_expensive = self._asked(spec, deadline_s)  # the worker is replaced: grammars do not end it
         if result.error == OVER_MEMORY:
             raise self._over_memory(spec)
         if result.error == OVER_TIME:
@@ -67,13 +70,15 @@ class WorkerProcess:
             raise RefusedError(spec.backend, result.error)
         return result.compiled, is_expensive
 
-    def _asked(self, spec: GrammarSpec) -> tuple[CompileResult, bool]:
+    def _asked(self, spec: GrammarSpec, deadline_s: float) -> tuple[CompileResult, bool]:
         """The worker's answer, or how it ended, and whether the grammar is expensive to follow."""
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise LateError(f"the grammar ({spec.kind}) was not compiled in time")
         process = self._started()
         assert process.stdin is not None and process.stdout is not None, "both were asked for"
-        wall_s = WALL_FACTOR * self._setup.cpu_s + WALL_EXTRA_S
         self._is_late = False
-        timer = threading.Timer(wall_s, self._end_late, (process,))
+        timer = threading.Timer(left_s, self._end_late, (process,))
         timer.daemon = True
         timer.start()
         try:
@@ -92,21 +97,21 @@ class WorkerProcess:
         if self._is_closed:
             raise BudgetError("the engine is shut down")
         if self._is_late:
-            raise self._over_time(spec)
+            raise LateError(f"the grammar ({spec.kind}) was not compiled in time")
         return CompileResult(died=describe_exit(process.returncode)), False
 
     def kill(self) -> None:
         """End the process, and start none again."""
         self._is_closed = True
         if self._process is not None:
-            self._process.kill()
+            _kill_group(self._process)
 
     def dispose(self) -> None:
         """Wait for the process that was killed."""
         process, self._process = self._process, None
         if process is None:
             return
-        process.kill()
+        _kill_group(process)
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
@@ -118,14 +123,14 @@ class WorkerProcess:
             raise BudgetError("the engine is shut down")
         if self._process is None or self._process.poll() is not None:
             self.dispose()
-            self._process = start_module(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = start_module(WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
             assert self._process.stdin is not None, "it was asked for"
             write_message(self._process.stdin, self._setup)
         return self._process
 
     def _end_late(self, process: Child) -> None:
         self._is_late = True
-        process.kill()
+        _kill_group(process)
 
     def _died(self, spec: GrammarSpec, how: str) -> QuireError:
         """The process did not answer, and no limit is known to have ended it."""
@@ -148,6 +153,13 @@ class WorkerProcess:
             hint="use a simpler grammar, or start the engine with a larger structured_outputs_compile_memory",
             field=f"structured_outputs.{spec.kind}",
         )
+
+
+def _kill_group(process: Child) -> None:
+    """End a worker and its child, which would keep the pipe open that is read."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read(stream: IO[bytes], kind: type[T]) -> T | None:
