@@ -8,15 +8,14 @@ import math
 from typing import Any
 
 from quire.bench.client_watch import ClientLimits
+from quire.bench.datasets import MAX_COUNT, add_dataset_arguments, check_dataset
 from quire.bench.summary import METRICS, parse_goodput
 from quire.bench.workload import DEFAULT_VOCAB_SIZE, FIRST_TOKEN_ID
 from quire.errors import ValidationError, unknown_name
 from quire.utils.checks import check_float, check_int, shown
 
-MAX_COUNT = 10**7
 CHAT_ENDPOINT, COMPLETIONS_ENDPOINT = "/v1/chat/completions", "/v1/completions"
 BACKENDS = {"openai": COMPLETIONS_ENDPOINT, "vllm": COMPLETIONS_ENDPOINT, "openai-chat": CHAT_ENDPOINT}
-DATASETS = ("random", "custom", "sharegpt")
 LIMITS = ClientLimits()
 
 
@@ -63,30 +62,7 @@ def _add_target_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--dataset-name", default="random", metavar="NAME",
-        help="random; custom (JSON lines with prompt or messages, output_tokens); sharegpt.",
-    )  # fmt: skip
-    group.add_argument("--dataset-path", metavar="FILE", help="For custom and sharegpt.")
-    group.add_argument(
-        "--random-input-len", "--input-len", type=int, default=1024, metavar="INT",
-        help="Tokens of each random prompt; for a chat, words.",
-    )  # fmt: skip
-    group.add_argument(
-        "--random-output-len",
-        "--output-len",
-        type=int,
-        default=128,
-        metavar="INT",
-        help="Maximum output tokens of each request.",
-    )
-    group.add_argument(
-        "--random-range-ratio", type=float, default=0.0, metavar="FLOAT",
-        help="Random lengths vary uniformly by this fraction.",
-    )  # fmt: skip
-    group.add_argument(
-        "--random-prefix-len", type=int, default=0, metavar="INT", help="Tokens of a prefix shared by all prompts."
-    )
+    add_dataset_arguments(group, input_len=1024, output_len=128)
     group.add_argument(
         "--random-vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, metavar="INT",
         help=f"Random token ids are below it, and at least {FIRST_TOKEN_ID}.",
@@ -137,13 +113,10 @@ def check(args: argparse.Namespace) -> None:
     Raises:
         ValidationError: the flag is named.
     """
-    for name, minimum in {
-        "num_prompts": 1, "num_warmups": 0, "random_input_len": 1, "random_output_len": 1, "random_prefix_len": 0,
-        "num_client_processes": 1, "seed": 0,
-    }.items():  # fmt: skip
+    check_dataset(args)
+    for name, minimum in {"num_warmups": 0, "num_client_processes": 1, "seed": 0}.items():
         check_int(name, getattr(args, name), minimum, MAX_COUNT)
     check_int("random_vocab_size", args.random_vocab_size, FIRST_TOKEN_ID + 1, MAX_COUNT)
-    check_float("random_range_ratio", args.random_range_ratio, 0, 0.999)
     check_float("burstiness", args.burstiness, above=0)
     check_float("request_timeout", args.request_timeout, above=0)
     check_float("ready_check_timeout_sec", args.ready_check_timeout_sec, 0)
@@ -158,16 +131,8 @@ def check(args: argparse.Namespace) -> None:
             f"{args.num_client_processes} client processes for {args.num_prompts} requests",
             hint="use fewer processes", field="num_client_processes",
         )  # fmt: skip
-    if args.dataset_name not in DATASETS:
-        raise unknown_name("dataset", args.dataset_name, DATASETS, ValidationError)
     if args.backend not in BACKENDS:
         raise unknown_name("backend", args.backend, BACKENDS, ValidationError)
-    if (args.dataset_name == "random") != (args.dataset_path is None):
-        raise ValidationError(
-            "--dataset-path goes with --dataset-name custom or sharegpt",
-            hint="give both or neither",
-            field="dataset_path",
-        )
     args.metrics = [name.strip() for name in args.percentile_metrics.split(",") if name.strip()]
     for name in args.metrics:
         if name not in METRICS:

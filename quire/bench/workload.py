@@ -53,9 +53,20 @@ class RandomLengths:
     vocab_size: int = DEFAULT_VOCAB_SIZE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedPrefixes:
+    """Sizes of random requests that share `num_prefixes` prefixes, in tokens."""
+
+    prefix_len: int
+    suffix_len: int
+    num_prefixes: int
+    output_len: int
+    vocab_size: int = DEFAULT_VOCAB_SIZE
+
+
 def random_questions(count: int, lengths: RandomLengths, seed: int, *, is_chat: bool) -> list[Question]:
     """Requests of random tokens; for a chat, of random words, about one token each."""
-    rng, words = np.random.default_rng([seed, 1]), WORDS.split()
+    rng = np.random.default_rng([seed, 1])
     prefix = rng.integers(FIRST_TOKEN_ID, lengths.vocab_size, size=lengths.prefix_len).tolist()
     questions = []
     for input_len, output_len in zip(
@@ -64,12 +75,28 @@ def random_questions(count: int, lengths: RandomLengths, seed: int, *, is_chat: 
         strict=True,
     ):
         ids = prefix + rng.integers(FIRST_TOKEN_ID, lengths.vocab_size, size=input_len).tolist()
-        if is_chat:
-            text = " ".join(words[one % len(words)] for one in ids)
-            questions.append(Question(None, [{"role": "user", "content": text}], output_len))
-        else:
-            questions.append(Question(ids, None, output_len))
+        questions.append(_random_question(ids, output_len, is_chat=is_chat))
     return questions
+
+
+def repeated_prefix_questions(count: int, prefixes: RepeatedPrefixes, seed: int, *, is_chat: bool) -> list[Question]:
+    """Requests of random tokens or words that begin with one of several prefixes, in random order."""
+    rng = np.random.default_rng([seed, 1])
+    size = (prefixes.num_prefixes, prefixes.prefix_len)
+    starts = rng.integers(FIRST_TOKEN_ID, prefixes.vocab_size, size=size).tolist()
+    questions = []
+    for which in rng.permutation(np.arange(count) % prefixes.num_prefixes).tolist():
+        suffix = rng.integers(FIRST_TOKEN_ID, prefixes.vocab_size, size=prefixes.suffix_len).tolist()
+        questions.append(_random_question(starts[which] + suffix, prefixes.output_len, is_chat=is_chat))
+    return questions
+
+
+def _random_question(ids: list[int], output_len: int, *, is_chat: bool) -> Question:
+    if not is_chat:
+        return Question(ids, None, output_len)
+    words = WORDS.split()
+    text = " ".join(words[one % len(words)] for one in ids)
+    return Question(None, [{"role": "user", "content": text}], output_len)
 
 
 def _lengths(rng: np.random.Generator, mean: int, ratio: float, count: int) -> list[int]:

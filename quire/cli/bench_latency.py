@@ -6,15 +6,18 @@ Prompts are random and differ in every iteration, and prefix caching is off unle
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from quire.cli import common
 from quire.cli.sampling import add_model_arguments, describe_run, start_engine
+from quire.core.beam_search import BeamSearchParams
 from quire.core.sampling_params import SamplingParams
 from quire.entrypoints.llm import LLM
 from quire.errors import ValidationError
@@ -28,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--input-len", type=int, default=32, metavar="INT", help="Tokens of each prompt.")
     group.add_argument("--output-len", type=int, default=128, metavar="INT", help="Output tokens of each request.")
     group.add_argument("--batch-size", type=int, default=8, metavar="INT", help="Prompts in the batch.")
-    group.add_argument("--n", type=int, default=1, metavar="INT", help="Completions per prompt.")
     group.add_argument("--num-iters-warmup", type=int, default=2, metavar="INT", help="Warm-up batches.")
     group.add_argument("--num-iters", type=int, default=10, metavar="INT", help="Timed batches.")
-    group.add_argument("--output-json", metavar="FILE", help="Also write the result to a file.")
+    group.add_argument("--use-beam-search", action="store_true", help="Search with --n beams instead of sampling.")
+    add_run_arguments(group)
     add_model_arguments(parser)
 
 
@@ -47,16 +50,24 @@ def run(args: argparse.Namespace) -> int:
         config = llm.llm_engine.config
         check_fits(args.input_len, args.output_len, config.model.max_model_len)
         prompts = RandomPrompts(config.arch.vocab_size if config.arch else 1, config.model.seed)
-        params = SamplingParams(n=args.n, temperature=1.0, ignore_eos=True, max_tokens=args.output_len)
-        seconds = []
-        for iteration in range(args.num_iters_warmup + args.num_iters):
+
+        def time_batch() -> float:
             batch = prompts.make(args.batch_size, args.input_len)
             start = time.perf_counter()
-            llm.generate(batch, params, use_tqdm=False)
-            elapsed = time.perf_counter() - start
-            if iteration >= args.num_iters_warmup:
-                seconds.append(elapsed)
-                print(f"iteration {len(seconds)}: {elapsed:.3f} s", flush=True)
+            if args.use_beam_search:
+                beams = BeamSearchParams(beam_width=args.n, max_tokens=args.output_len, ignore_eos=True)
+                llm.beam_search(batch, beams)
+            else:
+                llm.generate(batch, sampling_of(args, args.output_len), use_tqdm=False)
+            return time.perf_counter() - start
+
+        for _ in range(args.num_iters_warmup):
+            time_batch()
+        seconds = []
+        with profiled(llm):
+            for iteration in range(args.num_iters):
+                seconds.append(time_batch())
+                print(f"iteration {iteration + 1}: {seconds[-1]:.3f} s", flush=True)
         settings = describe_run(config)
     num_tokens = args.batch_size * args.n * args.output_len
     result = {
@@ -72,6 +83,33 @@ def run(args: argparse.Namespace) -> int:
     }
     print_result(result, args.output_json)
     return 0
+
+
+def add_run_arguments(group: Any) -> None:
+    """Add the flags that benchmarks of an engine in this process share."""
+    group.add_argument("--n", type=int, default=1, metavar="INT", help="Completions per prompt.")
+    group.add_argument("--disable-detokenize", action="store_true", help="Do not turn tokens into text.")
+    group.add_argument("--output-json", metavar="FILE", help="Also write the result to a file.")
+
+
+def sampling_of(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
+    """What every request samples with, to its last token."""
+    return SamplingParams(
+        n=args.n, temperature=1.0, ignore_eos=True, max_tokens=max_tokens, detokenize=not args.disable_detokenize
+    )
+
+
+@contextlib.contextmanager
+def profiled(llm: LLM) -> Iterator[None]:
+    """Record the steps within, where `--profile DIR` is given."""
+    if llm.llm_engine.config.observability.profiler is None:
+        yield
+        return
+    llm.start_profile()
+    try:
+        yield
+    finally:
+        llm.stop_profile()
 
 
 class RandomPrompts:

@@ -17,6 +17,7 @@ from typing import Any
 from quire import envs
 from quire.bench import workload
 from quire.bench.client_watch import ClientLimits, missing_files
+from quire.bench.datasets import read_questions
 from quire.bench.flags import BACKENDS, add_arguments, check
 from quire.bench.load import Progress
 from quire.bench.plot import plot
@@ -81,16 +82,7 @@ def _target(args: argparse.Namespace) -> Target:
 def _loads(args: argparse.Namespace, target: Target) -> tuple[Load, Load]:
     """The warm-up and the load that is measured; no request is in both."""
     count, is_chat = args.num_prompts + args.num_warmups, target.is_chat
-    if args.dataset_name == "random":
-        lengths = workload.RandomLengths(
-            input_len=args.random_input_len, output_len=args.random_output_len,
-            range_ratio=args.random_range_ratio, prefix_len=args.random_prefix_len, vocab_size=args.random_vocab_size,
-        )  # fmt: skip
-        questions = workload.random_questions(count, lengths, args.seed, is_chat=is_chat)
-    else:
-        questions = workload.file_questions(
-            args.dataset_name, args.dataset_path, count, args.random_output_len, args.seed, is_chat=is_chat
-        )
+    questions = read_questions(args, count, args.seed, is_chat=is_chat, vocab_size=args.random_vocab_size)
     due_s = workload.arrival_times(args.num_prompts, args.request_rate, args.burstiness, args.seed)
 
     def load(part: list[workload.Question], due: list[float], *, has_rate: bool) -> Load:

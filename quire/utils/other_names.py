@@ -20,6 +20,8 @@ _GRAMMARS = "use --structured-outputs-backend"
 _DRAFT = "use --spec-model MODEL, or --spec-method suffix, which needs none"
 _LOOKUP = "use --speculative-config with prompt_lookup_max and prompt_lookup_min"
 _ACCEPTANCE = "use --speculative-config with acceptance"
+_OWN_BENCH = "leave it out: quire bench measures Quire's own engine"
+_DATASET = "write the prompts as JSON lines and use --dataset-name custom --dataset-path FILE"
 _LIST = "quire list shows the downloaded models"
 _SERVERS = "a server runs in the foreground: see quire top, GET /health and /v1/models; stop it with Ctrl-C or SIGTERM"
 
@@ -80,6 +82,14 @@ FLAGS: dict[str, str] = {
     "--lora-extra-vocab-size": "LoRA adapters are not supported yet: merge it",
     "--disable-logprobs-during-spec-decoding": _NO_EFFECT,
     "--override-pooler-config": "Quire does not have pooling models",
+    # Benchmarks of vLLM.
+    "--async-engine": "leave it out: quire bench serve measures the asynchronous engine, behind a server",
+    "--hf-max-batch-size": _OWN_BENCH, "--hf-subset": _DATASET, "--hf-split": _DATASET, "--hf-name": _DATASET,
+    "--hf-output-len": _DATASET, "--sonnet-input-len": _DATASET, "--sonnet-output-len": _DATASET,
+    "--sonnet-prefix-len": _DATASET, "--dataset": "use --dataset-name and --dataset-path",
+    "--lora-path": "LoRA adapters are not supported yet: merge it", "--sharegpt-output-len": "use --output-len",
+    "--custom-output-len": "use --output-len, or output_tokens in the file",
+    "--ramp-up-strategy": "leave it out: use --request-rate with --burstiness, in several runs",
     # Speculative decoding.
     "--num-speculative-tokens": "use --spec-tokens", "--speculative-model": "use --spec-model",
     "--model-draft": _DRAFT, "-md": _DRAFT, "--draft-max": "use --spec-tokens", "--draft": "use --spec-tokens",

@@ -196,9 +196,27 @@ def test_the_command_line_generates(checkpoint, capsys):
     "argv",
     [
         ["bench", "latency", "--num-iters", "1", "--num-iters-warmup", "0", "--batch-size", "2"],
-        ["bench", "throughput", "--num-prompts", "3", "--num-warmup", "1"],
+        ["bench", "latency", "--num-iters", "1", "--num-iters-warmup", "0", "--use-beam-search", "--n", "2"],
+        ["bench", "throughput", "--num-prompts", "3", "--num-warmup", "1", "--backend", "vllm", "--n", "2"],
+        [
+            "bench",
+            "throughput",
+            "--num-prompts",
+            "3",
+            "--dataset-name",
+            "prefix_repetition",
+            "--disable-detokenize",
+            "--prefix-repetition-prefix-len",
+            "16",
+            "--prefix-repetition-suffix-len",
+            "4",
+            "--prefix-repetition-output-len",
+            "4",
+            "--num-warmups",
+            "0",
+        ],
     ],
-    ids=["latency", "throughput"],
+    ids=["latency", "beams", "throughput", "prefixes"],
 )
 def test_a_benchmark_ends_with_one_json_object(checkpoint, capsys, argv):
     sizes = ["--input-len", "8", "--output-len", "4", "--model", str(checkpoint), "--max-model-len", "256"]
@@ -208,3 +226,23 @@ def test_a_benchmark_ends_with_one_json_object(checkpoint, capsys, argv):
     assert result["output_tokens_per_s"] > 0
     assert result["model"] == str(checkpoint)
     assert result["threads"] >= 1
+
+
+def test_throughput_of_a_file_of_prompts(checkpoint, capsys, tmp_path):
+    lines = [json.dumps({"prompt": text, "output_tokens": 3}) for text in PROMPTS[:3]]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    argv = ["--dataset-name", "custom", "--dataset-path", str(tmp_path / "prompts.jsonl"), "--num-prompts", "2"]
+    argv += [
+        "--num-warmup",
+        "1",
+        "--model",
+        str(checkpoint),
+        "--max-model-len",
+        "256",
+        "--profile",
+        str(tmp_path / "p"),
+    ]
+    assert main(["bench", "throughput", *argv]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["dataset_name"] == "custom" and result["num_output_tokens"] == 6 and result["num_prompt_tokens"]
+    assert list((tmp_path / "p").glob("*.json")), "what was timed was profiled"

@@ -206,6 +206,11 @@ WRONG: dict[str, tuple[str, str]] = {
     f"{CHAT} --tools foo": ("--tools", "quire chat --help"),
     "bench latency --batch-size 0": ("--batch-size is 0", "1 or more"),
     "bench throughput --num-prompts 0": ("--num-prompts is 0", "1 or more"),
+    "bench throughput --dataset-name sonnet": ("--dataset-name sonnet is not supported", "use --dataset-name custom"),
+    "bench throughput --dataset-name custom": ("--dataset-path", "give both or neither"),
+    "bench throughput --backend hf": ("unknown backend 'hf'", "Quire's own engine"),
+    "bench throughput --async-engine": ("unknown flag '--async-engine'", "quire bench serve"),
+    "bench throughput --hf-split train": ("unknown flag '--hf-split'", "use --dataset-name custom"),
     # Models and files.
     "serve {missing}": ("neither an existing directory nor a hub id", "use 'leaf'"),
     "generate hi --model {missing}": ("neither an existing directory nor a hub id", "use 'leaf'"),
