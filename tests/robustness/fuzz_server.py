@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.robustness.server_fuzz import bodies, wires
 from tests.robustness.server_fuzz.canaries import Canaries
 from tests.robustness.server_fuzz.cases import Case, http, rng_of
-from tests.robustness.server_fuzz.client import Connection, Player
+from tests.robustness.server_fuzz.client import GIVE_UP_S, Connection, Player, Progress
 from tests.robustness.server_fuzz.judge import LOG, complaints
 from tests.robustness.server_fuzz.processes import Levels, Served, num_files, schema_complaints
 
@@ -70,6 +70,7 @@ class Run:
         self.levels = Levels()
         self.canaries = Canaries(served.port)
         self.num_schema_cases = 0
+        self._progress = Progress(GIVE_UP_S)
 
     async def run(self, indices: Sequence[int], num_players: int, schema_examples: int = 0) -> None:
         """Play the cases of `indices` and those of the schema, then wait for the server to come to rest."""
@@ -89,7 +90,7 @@ class Run:
         await self._check_rest(pids, at_rest)
 
     async def _play(self, indices: object) -> None:
-        player = Player(self._served.port)
+        player = Player(self._served.port, self._progress, self.statuses.total)
         for index in indices:  # type: ignore[attr-defined]
             case = self._cases.case(index)
             self.counts[case.kind] += 1
@@ -121,13 +122,13 @@ class Run:
 
     async def _check_rest(self, pids: tuple[int, int], at_rest: list[int]) -> None:
         """Nothing runs, nothing is left open, nothing was replaced, the log is quiet."""
-        deadline = time.monotonic() + SETTLE_S
+        progress = Progress(SETTLE_S)
         while True:
             excess = [num_files(pid) - before for pid, before in zip(pids, at_rest, strict=True)]
             load = await self._get("/load")
             if load == b'{"server_load":0}' and max(excess) <= 2:
                 break
-            if time.monotonic() > deadline:
+            if progress.has_stopped((load, excess)):
                 self.failures.append(f"at rest: load {load!r}, {excess} files more than before")
                 break
             await asyncio.sleep(0.1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.robustness.server_fuzz.cases import Case
 
-GIVE_UP_S = 120.0
+GIVE_UP_S, LOOK_S = 120.0, 1.0
 LINGER_OFF = struct.pack("ii", 1, 0)
 
 
@@ -100,22 +102,50 @@ class Connection:
             parts.append(part[:-2])
 
 
-class Player:
-    """Plays one case after another, on a kept connection where a case allows it."""
+class Progress:
+    """Whether something still happens, however slow the machine: deadlines count from the last change of what is seen.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        limit_s: without a change.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._seen: object = None
+        self._since_s = time.monotonic()
+
+    def has_stopped(self, seen: object) -> bool:
+        """Whether `seen` has been the same for too long."""
+        if seen != self._seen:
+            self._seen, self._since_s = seen, time.monotonic()
+        return time.monotonic() - self._since_s > self._limit_s
+
+
+class Player:
+    """Plays one case after another, on a kept connection where a case allows it.
+
+    Args:
+        progress: of all players, by what they have done.
+        num_done: says what they have done.
+    """
+
+    def __init__(self, port: int, progress: Progress, num_done: Callable[[], int]) -> None:
         self._port = port
+        self._progress, self._num_done = progress, num_done
         self._kept: Connection | None = None
 
     async def play(self, case: Case) -> Outcome:
         """Play `case`; a kept connection that the server has closed meanwhile is replaced."""
         outcome = Outcome()
-        try:
-            play = self._play_kept if case.is_kept else self._play_alone
-            await asyncio.wait_for(play(case, outcome), GIVE_UP_S)
-        except (TimeoutError, asyncio.TimeoutError):
-            outcome.gave_up = True
-            self.close()
+        play = asyncio.create_task((self._play_kept if case.is_kept else self._play_alone)(case, outcome))
+        while not (await asyncio.wait((play,), timeout=LOOK_S))[0]:
+            if self._progress.has_stopped(self._num_done()):
+                outcome.gave_up = True
+                play.cancel()
+                await asyncio.wait((play,))
+                self.close()
+                return outcome
+        await play
         return outcome
 
     def close(self) -> None:

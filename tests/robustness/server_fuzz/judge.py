@@ -13,11 +13,15 @@ from quire.server.http import errors
 from tests.robustness.server_fuzz.cases import Case
 from tests.robustness.server_fuzz.client import Answer, Outcome
 
-CATALOGUE = {
-    (kind.status, kind.type, kind.code or kind.status)
-    for kind in (*vars(errors).values(), *vars(absent).values())
-    if isinstance(kind, errors.ErrorKind)
-} | {(status, INVALID_REQUEST, status) for status in (400, 404)}
+CATALOGUE = (
+    {
+        (kind.status, kind.type, kind.code or kind.status)
+        for kind in (*vars(errors).values(), *vars(absent).values())
+        if isinstance(kind, errors.ErrorKind)
+    }
+    | {(400, INVALID_REQUEST, code) for code in (400, errors.TOO_LONG.code)}
+    | {(404, INVALID_REQUEST, 404)}
+)
 ROOT = Path(__file__).parents[3]
 INSIDE = re.compile(
     rf"{re.escape(str(ROOT))}/|"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tests.robustness.server_fuzz.client import Progress
+
 ROOT = Path(__file__).parents[3]
 READY = re.compile(r"listening on http://127\.0\.0\.1:(\d+); ready in")
 FLAGS = (
@@ -22,7 +24,9 @@ FLAGS = (
     "--head-timeout", "3",
     "--body-timeout", "3",
 )  # fmt: skip
+START_S = 120.0  # of CPU time, and of wall time without any
 RSS_BOUND_MIB, RSS_BOUND_SHARE, FILES_BOUND = 12.0, 0.03, 24
+LEAST_SAMPLES = 120  # one a second; a shorter run touches memory for the first time until its end
 
 
 class Served:
@@ -43,9 +47,11 @@ class Served:
         self.port = 0
 
     def __enter__(self) -> Served:
-        deadline = time.monotonic() + 120
+        progress = Progress(START_S)
         while (found := READY.search(self.log.read_text())) is None:
-            assert self._process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+            assert self._process.poll() is None, self.log.read_text()
+            used_s = sum(map(cpu_s, self.pids()))
+            assert used_s < START_S and not progress.has_stopped(used_s), self.log.read_text()
             time.sleep(0.05)
         self.port = int(found[1])
         return self
@@ -70,7 +76,16 @@ class Served:
         children = Path(f"/proc/{self._process.pid}/task").glob("*/children")
         found = [int(pid) for file in children for pid in file.read_text().split()]
         sizes = {pid: rss_mib(pid) for pid in found if Path(f"/proc/{pid}/status").exists()}
-        return self._process.pid, max(sizes, key=lambda pid: sizes[pid])
+        return self._process.pid, max(sizes, key=lambda pid: sizes[pid], default=self._process.pid)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process; 0 = it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_mib(pid: int) -> float:
@@ -106,7 +121,7 @@ class Levels:
 
     def complaints(self) -> list[str]:
         """Which of them are not level."""
-        if len(self.samples) < 8:
+        if len(self.samples) < LEAST_SAMPLES:
             return []
         growth, found = self.growth(), []
         for number, name in enumerate(("front end", "engine core")):
