@@ -9,6 +9,7 @@ from quire.errors import ValidationError
 from quire.utils.checks import INT64_MAX, INT64_MIN, check_float, check_int, out_of_range, wrong_type
 
 MAX_TOKEN_ID = 2**31 - 1
+MAX_ID_CHARS = 20
 MAX_EXTRA_ARGS_DEPTH = 16
 BIAS_LIMIT = 100.0
 
@@ -52,9 +53,17 @@ def bias(value: Any) -> dict[int, float]:
     }
 
 
+def _id_of(key: Any) -> Any:
+    """A key of `logit_bias` as a token id, where it is the text of one; one of thousands of digits stays a text."""
+    is_id = isinstance(key, str) and key.isdecimal() and len(key) <= MAX_ID_CHARS
+    return int(key) if is_id else key
+
+
 def clamped_bias(value: Mapping[Any, Any]) -> dict[int, float]:
     """`value` with text ids made ints and numbers clamped to [-100, 100]."""
-    as_ids = {int(key) if isinstance(key, str) and key.isdecimal() else key: item for key, item in value.items()}
+    as_ids = {_id_of(key): item for key, item in value.items()}
+    if len(as_ids) < len(value):
+        raise ValidationError("logit_bias names a token id twice", hint="give each id once", field="logit_bias")
     return {key: min(BIAS_LIMIT, max(-BIAS_LIMIT, item)) for key, item in bias(as_ids).items()}
 
 

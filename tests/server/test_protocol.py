@@ -271,6 +271,48 @@ def test_tokenizing_truncates_as_a_request_does_and_names_what_it_does_not_use(s
     assert error_of(post(server, "/detokenize", {"model": "leaf"}))["param"] == "tokens"
 
 
+IGNORED = [
+    (CHAT, {"response_format": {"type": "json_object", "schema": {"type": "object"}}}, "response_format"),
+    (CHAT, {"response_format": {"type": "text", "json_schema": {"name": "a", "schema": {}}}}, "response_format"),
+    (CHAT, {"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "strict": "no"}}]}, "tools"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "description": 7}}]}, "tools"),
+    ("/v1/responses", {"text": {"format": {}}}, "text"),
+    ("/v1/responses", {"logit_bias": {"1" * 5000: 1}}, "logit_bias"),
+    ("/v1/responses/input_tokens", {"truncation": "some"}, "truncation"),
+    ("/v1/responses/input_tokens", {"truncate_prompt_tokens": -3}, "truncate_prompt_tokens"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"), IGNORED, ids=[f"{path}-{number}" for number, (path, *_) in enumerate(IGNORED)]
+)
+def test_a_value_that_would_be_ignored_or_fail_is_refused_by_its_field(server, path, fields, field):
+    answer = post(server, path, {**(HELLO if path == CHAT else {"input": "Hello"}), **fields})
+    assert answer.status_code == 400 and error_of(answer)["param"] == field, answer.text
+
+
+def test_a_limit_that_another_one_overrules_is_named(server):
+    assert "warnings" not in post(server, CHAT, {**HELLO, "max_completion_tokens": 3}).json()
+    warned = post(server, CHAT, {**HELLO, "max_completion_tokens": 2}).json()
+    assert warned["warnings"] == ["max_tokens has no effect: max_completion_tokens is given"]
+    assert warned["usage"]["completion_tokens"] == 2
+
+
+def test_unknown_fields_within_fields_are_named(server):
+    body = {"input": "one two three", "reasoning": {"mode": "x"}, "x": 1, "truncate_prompt_tokens": 2}
+    counted = post(server, "/v1/responses/input_tokens", body).json()
+    assert counted["input_tokens"] == 2
+    assert counted["warnings"] == ["unknown field 'x' is ignored", "unknown field 'mode' of reasoning is ignored"]
+
+
+def test_half_of_a_surrogate_pair_is_called_that(server):
+    answer = post(server, CHAT, b'{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    assert answer.status_code == 400 and "half of a surrogate pair" in error_of(answer)["message"]
+
+
 def test_a_half_sent_request_does_not_hold_up_others(server):
     with socket.create_connection(("127.0.0.1", server.port)) as half:
         half.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 500\r\n"

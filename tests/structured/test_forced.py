@@ -210,6 +210,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unresolved": ({"properties": {"a": {"$ref": "#/$defs/a"}}}, "#/properties/a/$ref"),
     "unknown": ({"properties": {"a": {"requried": []}}}, "#/properties/a/requried"),
     "type": ({"properties": {"a": {"type": "text"}}}, "#/properties/a/type"),
+    "number": ({"properties": {"a": {"type": "integer", "minimum": 10**400}}}, "#/properties/a/minimum"),
 }
 
 

@@ -103,6 +103,8 @@ class ChatService:
         model, parsing = self._state.check_model(body.model), self._state.parsing
         params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        if body.max_tokens not in (None, asked):
+            warnings.add("max_tokens", "max_tokens has no effect: max_completion_tokens is given")
         self.limit(request, params, asked)
         reader = self._state.prompts
         size = reader.size_of(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from quire.structured_output.schema.keywords import ANNOTATIONS, COUNTS, KEYWORD
 from quire.structured_output.schema.references import resolves
 
 MAX_ENUM = 10_000
+MAX_NUMBER = sys.float_info.max
 MAX_COUNT = float(1 << 53)
 """Of those written as decimals, such as 2.0."""
 
@@ -46,6 +48,8 @@ def _wrong_form(keyword: str, value: Any) -> str | None:
         return None
     if keyword not in KEYWORDS:
         return "the keyword is unknown"
+    if keyword != "const" and isinstance(value, int) and abs(value) > MAX_NUMBER:
+        return f"numbers beyond {MAX_NUMBER:.2g} are not supported"
     if keyword == "enum" and isinstance(value, list) and len(value) > MAX_ENUM:
         return f"more than {MAX_ENUM} values cannot be compiled in time"
     check = _FORMS.get(keyword)

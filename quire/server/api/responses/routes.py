@@ -31,7 +31,7 @@ from quire.server.api.responses.translation import chat_request
 from quire.server.api.responses.writer import ResponseWriter
 from quire.server.chat.counts import AnswerCounts
 from quire.server.chat.prompts import Truncation
-from quire.server.chat.protocol.generation import REQUEST_ID
+from quire.server.chat.protocol.generation import REQUEST_ID, check_truncation
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.running import Run
 from quire.server.chat.service import ChatService, PreparedChat
@@ -107,17 +107,21 @@ class ResponsesRoutes:
         """The tokens of a turn's prompt, as its answer would count them."""
         body, warnings = await self._state.bodies.read_fields(request, RESPONSES_FIELDS)
         self._state.check_model(body.model)
+        check_request(body, warnings)
         tenant, prompts = scope_of(request).tenant, self._state.prompts
         with store_failures():
             turn = await read_turn(
                 body, self._kept.store, self._kept.background, tenant.name, self._max_turns, warnings
             )
         chat = chat_request(body, turn.conversation, self._template(body), warnings)
+        check_truncation(chat)
         size = prompts.size_of(chat)
         charge = self._state.admission.begin(0, prompts.least_tokens_of(size), tenant)
-        prompt = await prompts.read_chat(chat, Truncation(), tenant=tenant.name, size=size, warnings=warnings)
+        cut = Truncation(chat.truncate_prompt_tokens, chat.truncation_side or "left", body.max_output_tokens or 1)
+        prompt = await prompts.read_chat(chat, cut, tenant=tenant.name, size=size, warnings=warnings)
         charge.correct(len(prompt.prompt_token_ids))
-        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)})
+        content = {"object": "response.input_tokens", "input_tokens": len(prompt.prompt_token_ids)}
+        return json_response({**content, "warnings": warnings.texts} if warnings.texts else content)
 
     @property
     def _max_turns(self) -> int:

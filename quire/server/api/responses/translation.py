@@ -70,7 +70,8 @@ def _max_prompt_tokens(request: ResponsesRequest) -> int | None:
 
 def text_format(request: ResponsesRequest) -> dict[str, Any]:
     """The requested text format, as responses return it."""
-    return (request.text.format if request.text is not None else None) or {"type": "text"}
+    given = None if request.text is None else request.text.format
+    return {"type": "text"} if given is None else given
 
 
 def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:

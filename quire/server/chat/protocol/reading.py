@@ -22,6 +22,7 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 WHERE = re.compile(r" - at `\$\.?(.*)`$")
 MISSING = re.compile(r"Object missing required field `(\w+)`")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 MAX_ENTRIES = 1 << 20
 MAX_PARAM_CHARS = 100
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -81,7 +82,17 @@ def read_request(
         request = msgspec.convert(values, fields.request)
     except msgspec.ValidationError as error:
         raise _type_error(str(error)) from None
+    _warn_of_inner(values, request, warnings)
     return request, warnings
+
+
+def _warn_of_inner(values: Mapping[str, Any], request: msgspec.Struct, warnings: Warnings) -> None:
+    """Name the unknown fields of objects that are fields, where they do not refuse them themselves."""
+    for name in request.__struct_fields__:
+        read = getattr(request, name)
+        for inner in values[name] if isinstance(read, msgspec.Struct) and not warnings.are_full else ():
+            if inner not in read.__struct_fields__:
+                warnings.add(f"{name}.{_param(inner)}", f"unknown field {shown(inner)} of {name} is ignored")
 
 
 def read_object(body: bytes, max_depth: int, max_containers: int, max_entries: int = MAX_ENTRIES) -> dict[str, Any]:
@@ -104,6 +115,9 @@ def read_object(body: bytes, max_depth: int, max_containers: int, max_entries: i
     except RecursionError:
         raise _too_deep(max_depth) from None
     except msgspec.DecodeError as error:
+        if SURROGATE.search(body):
+            told = f"the body is not JSON: {error}; or an escape (\\ud800 to \\udfff) is half of a surrogate pair"
+            raise ValidationError(told, hint="escape characters whole, or send them as UTF-8") from None
         raise ValidationError(f"the body is not JSON: {error}", hint="send one JSON object") from None
     if not isinstance(values, dict):
         raise ValidationError("the body must be one JSON object", hint='send {"name": value, ...}')

@@ -11,6 +11,8 @@ from quire.utils.checks import shown, wrong_type
 
 FIELD = "response_format"
 TYPES = ("text", "json_object", "json_schema", "structural_tag")
+KEYS = {"text": (), "json_object": (), "json_schema": ("json_schema",)}
+"""Type -> keys beside it; those of a structural tag are checked with it."""
 
 
 def structured_outputs(
@@ -38,6 +40,8 @@ def structured_outputs(
 
 def _of_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
     kind = value.get("type")
+    if isinstance(kind, str) and kind in KEYS:
+        _check_keys(kind, value)
     if kind == "text":
         return None
     if kind == "json_object":
@@ -49,6 +53,18 @@ def _of_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams | N
     raise ValidationError(
         f"response_format.type={shown(kind)} is unknown", hint=f"use one of {', '.join(TYPES)}", field=FIELD
     )
+
+
+def _check_keys(kind: str, value: Mapping[str, Any]) -> None:
+    """Refuse what the answer would not follow, such as a schema beside `json_object`."""
+    for name, given in value.items():
+        if name not in ("type", *KEYS[kind]) and given is not None:
+            is_schema = name in ("schema", "json_schema")
+            hint = '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+            raise UnsupportedError(
+                f"response_format.{shown(name)[1:-1]} is unknown with type {kind}",
+                hint=f"send {hint}" if is_schema else "leave it out", field=FIELD,
+            )  # fmt: skip
 
 
 def _schema(value: Any) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.server.chat.protocol.chat import ChatFields, ChatRequest
-from quire.utils.checks import shown
+from quire.utils.checks import shown, wrong_type
 
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 CHOICE_FIELD, TOOLS_FIELD = "tool_choice", "tools"
@@ -118,5 +119,9 @@ def _check_tool(where: str, tool: Tool) -> None:
         raise ValidationError(
             f"{where}.function.name is {shown(name)}; 1 to 128 letters, digits, _ - . : / are allowed", field="tools"
         )
-    if not isinstance(function.get("parameters") or {}, dict):
+    if not isinstance(function.get("parameters", {}), (dict, NoneType)):
         raise ValidationError(f"{where}.function.parameters is not a JSON schema", hint="send an object", field="tools")
+    for key, kind, expected in (("strict", bool, "true or false"), ("description", str, "a string")):
+        if not isinstance(function.get(key), (kind, NoneType)):
+            error = wrong_type(f"{where}.function.{key}", function[key], expected)
+            raise ValidationError(error.message, hint=error.hint, field="tools")
