@@ -15,6 +15,7 @@ from quire.errors import ValidationError, nearest
 from quire.utils.checks import check_bool, shown, wrong_type
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+WITH_WHITESPACE = ("json", "json_object", "structural_tag")
 MAX_DEPTH = 64
 MAX_TAG_DEPTH = MAX_DEPTH + 16
 MAX_CHARS = 1 << 20
@@ -43,7 +44,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         structural_tag: free text with parts that follow schemas, as a dict or a string.
         disable_any_whitespace: JSON is written without optional whitespace.
         disable_additional_properties: objects have no properties but those that the schema names.
-        whitespace_pattern: what may stand between the parts of a JSON value, where the backend supports it.
+        whitespace_pattern: what may stand between the parts of a JSON value; guidance and outlines support it.
         max_whitespace_cnt: internal; optional whitespace characters in a row in JSON; None = any number.
         backend: internal; which library makes the grammar, set by the input processor.
         may_fall_back: internal; another library may make it when this one refuses it.
@@ -84,6 +85,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, repr_omit_defa
         check_bool("structured_outputs.disable_additional_properties", self.disable_additional_properties)
         if self.whitespace_pattern is not None and not isinstance(self.whitespace_pattern, str):
             raise wrong_type("structured_outputs.whitespace_pattern", self.whitespace_pattern, "text")
+        if self.whitespace_pattern is not None and given[0] not in WITH_WHITESPACE:
+            raise ValidationError(
+                f"structured_outputs.whitespace_pattern has no effect on {given[0]}",
+                hint=f"leave it out, or use {', '.join(WITH_WHITESPACE)}", field="structured_outputs",
+            )  # fmt: skip
         value = getattr(self, given[0])
         if given[0] in _PARSED and isinstance(value, (dict, str)) and self.is_large:
             return  # all of it is checked where its library is chosen, which delays no other request

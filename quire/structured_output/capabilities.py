@@ -50,6 +50,7 @@ class Capabilities:
             `schema.problems` says so.
         has_open_properties: `additionalProperties` may allow further names beside `properties`.
         has_recursion: a reference may lead back to itself.
+        has_whitespace_pattern: a request may say what stands between the parts of JSON.
         fast_formats: values of `format` that it compiles at once where others take seconds: with these it comes first.
         regex_features: what a regular expression may hold: "negated", a class of all but some characters.
         pattern_features: the same within a schema; "escaped", characters that JSON writes with escapes, too.
@@ -66,6 +67,7 @@ class Capabilities:
     combines_keywords: bool = False
     has_open_properties: bool = False
     has_recursion: bool = True
+    has_whitespace_pattern: bool = False
     fast_formats: frozenset[str] = frozenset()
     regex_features: frozenset[str] = frozenset(("negated",))
     pattern_features: frozenset[str] = frozenset()

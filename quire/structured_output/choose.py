@@ -59,7 +59,9 @@ def honouring(params: StructuredOutputsParams, config: StructuredOutputsConfig) 
             if backend in found:
                 continue
             library = capabilities_of(backend)
-            reason = _problem(params.kind, one, library) if is_installed(backend) else "it is not installed"
+            reason: str | None = "it is not installed"
+            if is_installed(backend):
+                reason = _whitespace_problem(params, library) or _problem(params.kind, one, library)
             if reason is None:
                 found.add(backend)
                 yield _resolved(params, one, backend, config)
@@ -89,7 +91,8 @@ def with_fallbacks(spec: GrammarSpec) -> Iterator[GrammarSpec]:
     for backend in _knowing(spec.kind, spec.text):
         if backend == spec.backend or not is_installed(backend):
             continue
-        if _problem(spec.kind, value, capabilities_of(backend)) is None:
+        library = capabilities_of(backend)
+        if _whitespace_problem(spec, library) is None and _problem(spec.kind, value, library) is None:
             yield msgspec.structs.replace(spec, backend=backend)
 
 
@@ -147,6 +150,12 @@ def _knowing(kind: str, text: str | None, setting: str = "auto") -> Sequence[str
     if kind == "grammar":
         kind = "ebnf" if text is not None and "::=" in text else "lark"
     return backends_for(kind, beside=None if setting == "auto" else setting)
+
+
+def _whitespace_problem(asked: StructuredOutputsParams | GrammarSpec, library: Capabilities) -> str | None:
+    if asked.whitespace_pattern is None or library.has_whitespace_pattern:
+        return None
+    return "whitespace_pattern is not supported"
 
 
 def _problem(kind: str, value: Any, library: Capabilities) -> str | None:

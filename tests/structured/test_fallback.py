@@ -13,7 +13,7 @@ from quire.config.structured_outputs import StructuredOutputsConfig
 from quire.core.structured_outputs import StructuredOutputsParams
 from quire.errors import ValidationError
 from quire.models.hub import resolve_model_path
-from quire.structured_output.choose import resolve_structured_outputs
+from quire.structured_output.choose import resolve_structured_outputs, with_fallbacks
 from quire.structured_output.compile.messages import WorkerSetup
 from quire.structured_output.compile.pool import CompilePool
 from quire.structured_output.interface import GrammarError
@@ -93,3 +93,17 @@ def test_generate_says_in_the_output_why_a_request_has_none():
     if written.finish_reason == "stop":
         assert all(type(one) is int for one in json.loads(written.text)[:2])
     llm.llm_engine.shutdown()
+
+
+def test_a_pattern_of_whitespace_goes_to_a_library_that_follows_it():
+    auto = StructuredOutputsConfig()
+    for asked in ({"json": {"type": "integer"}}, {"json_object": True}):
+        assert resolved(auto, **asked).backend == "xgrammar"
+        params = resolved(auto, **asked, whitespace_pattern=" ?")
+        assert params.backend == "guidance"
+        assert {one.backend for one in with_fallbacks(spec_of(params))} <= {"guidance", "outlines"}
+    with pytest.raises(ValidationError, match="xgrammar: whitespace_pattern is not supported"):
+        resolved(StructuredOutputsConfig(backend="xgrammar"), json={"type": "integer"}, whitespace_pattern=" ?")
+    for kind, value in (("regex", "a"), ("choice", ["a"]), ("grammar", 'root ::= "a"')):
+        with pytest.raises(ValidationError, match=f"whitespace_pattern has no effect on {kind}"):
+            StructuredOutputsParams.of({kind: value, "whitespace_pattern": " ?"})

@@ -65,6 +65,7 @@ class GuidanceBackend(StructuredOutputBackend):
             "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "$anchor",
         },
         combines_keywords=True,
+        has_whitespace_pattern=True,
         fast_formats=EXPENSIVE,
         pattern_features=frozenset(("negated", "escaped")),
         tags=TAGS,

@@ -45,6 +45,7 @@ class OutlinesBackend(StructuredOutputBackend):
         kinds=frozenset(("json", "regex", "choice")),
         keywords=BASIC_KEYWORDS,
         has_recursion=False,
+        has_whitespace_pattern=True,
         check_pattern=_check_pattern,
     )
 
