@@ -15,6 +15,7 @@ from quire.config.engine import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.expert_group import ExpertGroup
 from quire.core.live_state import EngineState
+from quire.core.worker_call import WorkerCall
 from quire.errors import EngineDeadError, QuireError
 
 
@@ -33,6 +34,10 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
             known = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
             return cls(known, error.message, error.hint, error.field)
         return cls("", f"{type(error).__name__}: {error}")
+
+    def within(self, where: str) -> ErrorInfo:
+        """The same, with where it was met."""
+        return msgspec.structs.replace(self, message=f"{where}: {self.message}")
 
     def to_error(self) -> QuireError:
         """The same exception again; one of a foreign class becomes an `EngineDeadError`."""
@@ -127,7 +132,8 @@ class TenantCounters(msgspec.Struct, frozen=True, tag="tenants"):
 
 class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
     """Anything rare: "ping", "pause", "resume", "live_state", "reset_prefix_cache" (`argument`: of running requests,
-    too), "show_memory", "profile" (`argument`: it starts; else the value is the file), "end".
+    too), "show_memory", "profile" (`argument`: it starts; else the value is the file), "collective_rpc" (`argument`:
+    what is called; the value has what each rank returns), "end".
 
     Answered by a `UtilityResult`; "show_memory" in the memory that the two processes share; "end" by the end of the
     process, which first stores what is to be kept.
@@ -135,7 +141,7 @@ class UtilityCall(msgspec.Struct, frozen=True, tag="call"):
 
     call_id: int
     method: str
-    argument: bool = False
+    argument: bool | WorkerCall = False
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -151,11 +157,14 @@ class RequestRefused(msgspec.Struct, frozen=True, tag="refused"):
     error: ErrorInfo
 
 
+UtilityValue = bool | str | EngineState | list[Any] | None
+
+
 class UtilityResult(msgspec.Struct, frozen=True, tag="result"):
     """Answer to a `UtilityCall`: a value, or an error."""
 
     call_id: int
-    value: bool | str | EngineState | None = None
+    value: UtilityValue = None
     error: ErrorInfo | None = None
 
 

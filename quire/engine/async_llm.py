@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from quire.config import QuireConfig
@@ -23,6 +24,7 @@ from quire.core.request_snapshot import RequestSnapshot
 from quire.core.sampling_params import RequestOutputKind, SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
+from quire.core.worker_call import make_call
 from quire.engine.beam_search import request_params, search_output
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.data_parallel.rank_check import check_rank
@@ -314,6 +316,32 @@ class AsyncLLM(WeightControls, EngineClient):
         if isinstance(supervisor, Replicas):
             return await supervisor.profile(starts)
         return (await supervisor.call("profile", starts)) is not False
+
+    async def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """As `LLM.collective_rpc` with ranks in other processes; not repeated where a core is restarted meanwhile.
+
+        Raises:
+            UnsupportedError: this is one of several front-end processes.
+            TimeoutError: the ranks have not answered in time.
+        """
+        call, supervisor = make_call(method, args, kwargs), self._attached()
+        of_all = (
+            supervisor.collective_rpc
+            if isinstance(supervisor, Replicas)
+            else partial(supervisor.call, "collective_rpc")
+        )
+        try:
+            answer = await asyncio.wait_for(of_all(call), timeout)
+        except asyncio.TimeoutError:  # which is another class before Python 3.11
+            raise TimeoutError(f"the ranks have not answered in {timeout:g} s; the call continues there") from None
+        assert isinstance(answer, list), "it is what a core answers"
+        return answer
 
     async def live_states(self) -> list[EngineState]:
         """As `EngineClient.live_states`."""

@@ -26,6 +26,7 @@ from quire.core.expert_group import LockStep
 from quire.core.live_state import EngineState
 from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
+from quire.core.worker_call import WorkerCall
 from quire.engine.in_flight import ComputingStep, InFlight
 from quire.engine.kv_event_publisher import NO_KV_EVENTS, KVEventFlusher
 from quire.engine.speculation_reports import SpeculationReports
@@ -320,6 +321,10 @@ class EngineCore:
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker, or a function of it; between steps, by the owner of this core."""
         return self._executor.call_worker(method, *args, **kwargs)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """As `Executor.collective_rpc`; between steps."""
+        return self._executor.collective_rpc(call)
 
     def end(self) -> None:
         """A planned end: let a tier store what ended requests leave, for a bounded time. Others were aborted before."""

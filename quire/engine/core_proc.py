@@ -23,7 +23,6 @@ import zmq
 
 from quire import envs
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
-from quire.core.live_state import EngineState
 from quire.core.serial import MessageDecoder, MessageEncoder
 from quire.core.wire import (
     AbortRequests,
@@ -40,7 +39,9 @@ from quire.core.wire import (
     ToCore,
     UtilityCall,
     UtilityResult,
+    UtilityValue,
 )
+from quire.core.worker_call import WorkerCall
 from quire.engine.core import EngineCore
 from quire.engine.core_link import HELLO
 from quire.engine.heartbeat import Heartbeat, Phase
@@ -175,7 +176,7 @@ class EngineCoreProc:
         self._send(RequestRefused(handle, ErrorInfo.of(error)))
 
     def _call(self, call: UtilityCall) -> None:
-        value: bool | str | EngineState | None = True
+        value: UtilityValue = True
         if call.method == "end":
             self._progress.enter(Phase.IDLE)  # it does not hang
             self._core.end()
@@ -187,13 +188,24 @@ class EngineCoreProc:
         if call.method in ("pause", "resume"):
             self._is_paused = call.method == "pause"
         elif call.method == "reset_prefix_cache":
-            value = self._core.reset_prefix_cache(call.argument)
+            value = self._core.reset_prefix_cache(bool(call.argument))
         elif call.method == "live_state":
             value = self._core.live_state()
         elif call.method == "profile":
             self._progress.enter(Phase.IDLE)  # to write takes its time
-            value = self._core.profile(call.argument)
+            value = self._core.profile(bool(call.argument))
             self._progress.enter(Phase.BUSY)
+        elif isinstance(call.argument, WorkerCall):
+            self._progress.enter(Phase.IDLE)  # a function may take its time
+            try:
+                value = self._core.collective_rpc(call.argument)
+            except EngineDeadError:
+                raise
+            except QuireError as error:
+                self._send(UtilityResult(call.call_id, error=ErrorInfo.of(error)))
+                return
+            finally:
+                self._progress.enter(Phase.BUSY)
         elif call.method != "ping":
             unknown = ErrorInfo.of(MessageError(f"the engine core does not have a method {call.method!r}"))
             self._send(UtilityResult(call.call_id, error=unknown))

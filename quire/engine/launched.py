@@ -127,6 +127,11 @@ class LaunchedClient(EngineCoreClient):
     def __init__(self) -> None:
         self._ended: QuireError | None = None
 
+    @property
+    def has_worker(self) -> bool:
+        """That of this rank."""
+        return True
+
     def _require(self) -> None:
         if self._ended is not None:
             raise self._ended

@@ -6,7 +6,8 @@ everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from quire import envs
@@ -19,6 +20,7 @@ from quire.core.request_options import DEFAULT_OPTIONS, RequestOptions
 from quire.core.sampling_params import SamplingParams
 from quire.core.stats import SchedulerStats
 from quire.core.tenancy import NO_TENANT, TenantShare
+from quire.core.worker_call import make_call
 from quire.engine.config_lookup import resolve_config
 from quire.engine.core_client.sleepable import SleepableClient
 from quire.engine.front_end import FrontEnd
@@ -255,6 +257,25 @@ class LLMEngine:
         """
         self._require_alive()
         return self._client.call_worker(method, *args, **kwargs)
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        of_model: bool = False,
+    ) -> list[Any]:
+        """As `LLM.collective_rpc`; with `of_model` a function gets the model of each rank, not its worker."""
+        self._require_alive()
+        parallel = self.config.parallel
+        if not self._client.has_worker or (parallel.num_ranks > 1 and not parallel.is_launched):
+            return self._client.collective_rpc(make_call(method, args, kwargs, of_model=of_model), timeout)
+        if not of_model:
+            return [self.call_worker(method, *args, **(kwargs or {}))]
+        assert callable(method), "a function of the model"
+        return [method(self.call_worker(attrgetter("model")), *args, **(kwargs or {}))]
 
     def profile(self, starts: bool) -> bool:
         """Start recording steps, or stop and write the trace; False where that was done before."""

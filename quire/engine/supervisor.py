@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
-from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
 from quire.core.stats import SchedulerStats
-from quire.core.wire import FromCore, RequestRefused, StepOutputs, ToCore, UtilityCall
+from quire.core.wire import FromCore, RequestRefused, StepOutputs, ToCore, UtilityCall, UtilityValue
+from quire.core.worker_call import WorkerCall
 from quire.engine.core_client.async_mp import AsyncMPClient
 from quire.engine.core_launcher import CoreProcess
 from quire.engine.crash_reports import write_crash_report
@@ -38,10 +38,9 @@ MAX_DEATHS = 4
 RETRY_S, MAX_RETRY_S = 0.25, 10.0  # doubled with each try, up to the second
 # A core that takes longer to come back is unavailable: its requests need not wait for it.
 UNAVAILABLE_S = 10.0
-FINISH_POLL_S = 0.05
+FINISH_POLL_S = HEALTH_POLL_S = 0.05
 HEALTH_STALLED_S = 2.0
 HEALTHY_S = 60.0  # a core that ran so long is no part of a crash loop, though it may have had no requests
-HEALTH_POLL_S = 0.05
 
 logger = get_logger(__name__)
 
@@ -188,8 +187,8 @@ class Supervisor:
         self._is_closed = True
         self._disconnect()
 
-    async def call(self, method: str, argument: bool = False) -> bool | str | EngineState | None:
-        """Call a utility of the core; waits for a core when there is none now."""
+    async def call(self, method: str, argument: bool | WorkerCall = False) -> UtilityValue:
+        """Call a utility of the core; waits for a core when there is none now. A `WorkerCall` is not sent twice."""
         while True:
             if self._restarting is not None:
                 await asyncio.shield(self._restarting)
@@ -201,14 +200,13 @@ class Supervisor:
             try:
                 return await client.call(method, argument)
             except EngineDeadError:
+                if isinstance(argument, WorkerCall):
+                    raise
                 if self._client is client and self._restarting is None:
                     await asyncio.sleep(0.01)  # its exit is about to be noticed
 
     async def check_health(self) -> None:
-        """Return when the core answers, or advances; raises `EngineRestartingError` when it does neither.
-
-        A core that is silent is asked, so that one which hangs is found even while nothing runs.
-        """
+        """Return when the core, which is asked, answers or advances; else raises `EngineRestartingError`."""
         if self._is_resting:
             return
         if self.is_restarting:

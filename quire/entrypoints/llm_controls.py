@@ -77,33 +77,33 @@ class EngineControls:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call the worker. With an external launcher it is that of this script's rank.
+        """Call a method, or a function, on every rank of every replica.
+
+        With one rank in this process any method and any function will do, and its result comes as it is. With ranks in
+        other processes a function crosses by its import name (no code is sent): it must be defined at the top level
+        of a module. With an external launcher the rank of this script is called, alone.
 
         Args:
-            method: name of a method of `quire.worker.worker.Worker`, or a function of the worker.
-            timeout: without effect: the worker runs in the caller's thread.
-            args, kwargs: further arguments.
+            method: name of a method of `quire.worker.worker.Worker` (with several processes one of
+                `quire.core.worker_call.METHODS`), or a function of the worker, which may be named "module:function".
+            timeout: seconds to wait for engine cores in other processes; a function in this thread runs to its end.
+            args, kwargs: further arguments; plain values where they go to other processes.
 
         Returns:
-            One result for each worker; there is one.
+            One result for each rank, in the order of replicas and ranks; plain values if there are several processes.
 
         Raises:
-            ValidationError: the worker has no such method.
-            UnsupportedError: there are several workers, or the engine's core runs in another process.
+            ValidationError: there is no such method, or an argument or a result cannot be sent to another process.
+            UnsupportedError: the function cannot be imported by its name.
+            QuireError: of the first rank on which it failed, which is named.
+            EngineDeadError: a rank has ended.
+            TimeoutError: engine cores have not answered in time.
         """
-        parallel = self.llm_engine.config.parallel
-        if parallel.world_size_across_dp > 1 and not parallel.is_launched:
-            raise UnsupportedError(
-                f"collective_rpc and apply_model call the worker of this process, and {parallel.world_size_across_dp} "
-                "processes compute the model",
-                hint="leave out the settings of several processes, or use distributed_executor_backend="
-                "'external_launcher': each rank's script calls its own worker", field="collective_rpc",
-            )  # fmt: skip
-        return [self.llm_engine.call_worker(method, *args, **(kwargs or {}))]
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """`func(model)` for the model of each worker, of which there is one; raises as `collective_rpc`."""
-        return self.collective_rpc(lambda worker: func(worker.model))
+        """`func(model)` for the model of each rank, or its part of it; as `collective_rpc`, and raises the same."""
+        return self.llm_engine.collective_rpc(func, of_model=True)
 
     def start_profile(self, prefix: str | None = None) -> None:
         """Record the steps from the next one on, with the time of each kernel.

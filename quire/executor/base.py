@@ -12,6 +12,7 @@ from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.worker_call import WorkerCall, answer_call
 
 
 class Executor(ABC):
@@ -44,6 +45,15 @@ class Executor(ABC):
         Raises:
             ValidationError: the worker has no such method.
         """
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Run a function on every rank: what each returns, as plain values in the order of ranks.
+
+        Raises:
+            QuireError: of the first rank on which it failed, which is named.
+            EngineDeadError: a rank has ended.
+        """
+        return [self.call_worker(answer_call, call)]
 
     @property
     def lock_step(self) -> LockStep | None:

@@ -21,6 +21,7 @@ from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.model_drafts import DraftRequest, RowDrafts
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.worker_call import WorkerCall
 from quire.executor.base import Executor
 from quire.utils.replaced import replaced
 
@@ -194,6 +195,10 @@ class DraftingExecutor(Executor):
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As `Executor`."""
         return self._executor.call_worker(method, *args, **kwargs)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """As `Executor`."""
+        return self._executor.collective_rpc(call)
 
     @property
     def rank_pids(self) -> Sequence[int | None]:

@@ -16,6 +16,7 @@ from quire.core.computed_step import ComputedStep
 from quire.core.expert_group import ExpertGroup
 from quire.core.kv_spec import KVCacheConfig
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.worker_call import WorkerCall
 from quire.distributed.seat import Seat
 from quire.distributed.shared_memory import make_region, make_stage_regions
 from quire.distributed.shared_pages import make_shared_pages
@@ -104,6 +105,11 @@ class MultiprocExecutor(UniProcExecutor):
         """As `Executor.call_worker`, of rank 0."""
         self.check_health()
         return super().call_worker(method, *args, **kwargs)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """As `Worker.collective_rpc`, with the other ranks."""
+        self.check_health()
+        return super().collective_rpc(call)
 
     def check_health(self) -> None:
         """Raise when a rank has ended."""

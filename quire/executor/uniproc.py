@@ -12,6 +12,7 @@ from quire.core.grammar_bitmask import GrammarBitmask
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
+from quire.core.worker_call import WorkerCall
 from quire.distributed.seat import Seat
 from quire.errors import EngineDeadError, ValidationError
 from quire.executor.base import Executor
@@ -80,6 +81,10 @@ class UniProcExecutor(Executor):
                 f"the worker does not have a method {method!r}", hint="quire/worker/worker.py has them", field="method"
             )
         return found(*args, **kwargs)
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """As `Worker.collective_rpc`."""
+        return self._live_worker().collective_rpc(call)
 
     def shutdown(self) -> None:
         """Let go of the worker, its model and its memory."""

@@ -8,7 +8,7 @@ Read `model_runner` first. Modules by topic:
     memory       memory_planner, kv_cache_tensors, block_transfers
     other memory kv_tier, offloading, kv_layout, connector_worker
     other ranks  group_lead, group_follower, group_steps, group_messages, group_caches,
-                 group_drafts, group_profile, step_channel, late_rows, lock_step
+                 group_drafts, group_profile, group_calls, group_bytes, step_channel, late_rows, lock_step
     drafts       drafting, draft_acceptance, block_verification, draft_trees, tree_verification
     the worker   worker, setup, device, warmup, allocator, weight_bytes
 """

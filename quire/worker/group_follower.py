@@ -15,8 +15,10 @@ from quire.distributed.communicator import Communicator
 from quire.models.interfaces import CausalLM
 from quire.worker.attention_groups import AttentionGroups
 from quire.worker.block_transfers import BlockTransfers
+from quire.worker.group_calls import GroupCalls
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_messages import (
+    CallWorker,
     CopyBlocks,
     CopySlots,
     DraftForward,
@@ -44,6 +46,7 @@ class GroupFollower:
         dtype: of hidden states.
         drafts: of a model that drafts.
         profile: records what is computed, where rank 0 says so.
+        calls: runs functions, where rank 0 says so.
         transfers: swaps blocks; None = there is no swap space.
         lock_step: with other replicas; None = this one computes by itself.
     """
@@ -59,6 +62,7 @@ class GroupFollower:
         dtype: torch.dtype,
         drafts: GroupDrafts,
         profile: GroupProfile,
+        calls: GroupCalls,
         transfers: BlockTransfers | None = None,
         lock_step: ReplicaLockStep | None = None,
     ) -> None:
@@ -71,6 +75,7 @@ class GroupFollower:
         self._dtype = dtype
         self._drafts = drafts
         self._profile = profile
+        self._calls = calls
         self._transfers = transfers
         self._lock_step = lock_step
 
@@ -95,6 +100,8 @@ class GroupFollower:
                 self._attention.copy_slots(np.array(message.slots))
             elif isinstance(message, ProfileSteps):
                 self._profile.follow(message)
+            elif isinstance(message, CallWorker):
+                self._calls.follow(message)
             elif isinstance(message, Meet):
                 self._all_ranks.barrier()
             elif isinstance(message, EndCall):

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.core.engine_messages import EngineCoreOutputs
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.worker_call import WorkerCall
 
 
 class StageReport(msgspec.Struct, frozen=True, tag="stage"):
@@ -140,6 +141,12 @@ class ProfileSteps(msgspec.Struct, frozen=True, tag="profile"):
     name: str
 
 
+class CallWorker(msgspec.Struct, frozen=True, tag="call_worker"):
+    """Run a function, and send rank 0 what it returns (`worker.group_calls`)."""
+
+    call: WorkerCall
+
+
 class EndCall(msgspec.Struct, frozen=True, tag="end_call"):
     """Nothing more is computed for this call of the scripts, which run on every rank (`engine.launched`).
 
@@ -160,5 +167,5 @@ class JoinPass(msgspec.Struct, frozen=True, tag="join"):
 
 GroupMessage = (
     InitCache | ForwardStep | SampleLogits | CopyBlocks | SwapBlocks | Meet | CopySlots | DraftForward | DraftLogits
-    | ProfileSteps | EndCall | JoinPass
+    | ProfileSteps | CallWorker | EndCall | JoinPass
 )  # fmt: skip

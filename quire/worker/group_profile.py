@@ -12,18 +12,15 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import torch
 
 from quire.config.profiler import ProfilerConfig
 from quire.distributed.communicator import Communicator
-from quire.errors import CommunicationError
 from quire.logger import get_logger
 from quire.worker.device.recording import FORWARD, Event, Recording
+from quire.worker.group_bytes import MAX_BYTES, receive_bytes, send_bytes
 from quire.worker.group_lead import GroupLead
 from quire.worker.group_messages import ProfileSteps
 
-MAX_BYTES = 1 << 30
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 logger = get_logger(__name__)
@@ -85,23 +82,14 @@ class GroupProfile:
             self._lead.send(ProfileSteps(name))
             self._lead.take_all()
             for rank in range(1, self._communicator.size):
-                of_rank = self._receive(rank)
+                body = receive_bytes(self._communicator, rank, "a profile")
+                of_rank = msgspec.msgpack.decode(body, type=RankEvents)
                 shift = 0.0 if of_rank.machine == _machine() else self._begun_us - of_rank.begun_us
                 for event in of_rank.events:
                     if "ts" in event:
                         event["ts"] += shift
                 found += of_rank.events
         return found
-
-    def _receive(self, rank: int) -> RankEvents:
-        size = torch.zeros(1, dtype=torch.int64)
-        self._communicator.receive(size, rank, is_patient=True)
-        num_bytes = int(size[0])
-        if not 0 < num_bytes <= MAX_BYTES:
-            raise CommunicationError(f"rank {rank} sent a profile of {num_bytes} bytes, expected 1 to {MAX_BYTES}")
-        body = torch.empty(num_bytes, dtype=torch.uint8)
-        self._communicator.receive(body, rank)
-        return msgspec.msgpack.decode(body.numpy().data, type=RankEvents)
 
     # --- the others ---
 
@@ -125,8 +113,7 @@ class GroupProfile:
         if len(body) > MAX_BYTES:
             logger.error("rank %d: its profile of %d bytes is too large to be sent", rank, len(body))
             body = msgspec.msgpack.encode(RankEvents(_machine(), self._begun_us, []))
-        self._communicator.send(torch.tensor([len(body)]), 0)
-        self._communicator.send(torch.from_numpy(np.frombuffer(bytearray(body), dtype=np.uint8)), 0)
+        send_bytes(self._communicator, body)
 
     def note_forward(self, start_ns: int, num_tokens: int) -> None:
         """A step that began at `start_ns` was computed here."""

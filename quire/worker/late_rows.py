@@ -14,7 +14,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from quire.config.pipeline import divide_layers
 from quire.distributed.pipeline import PipelineStage
+from quire.models.aux_states import AuxStates
+from quire.worker.setup import WorkerSetup
 
 
 class LateHidden:
@@ -119,3 +122,11 @@ class LateRows:
         if num_rows:
             self._stage.communicator.receive(rows, source)
         return rows
+
+
+def make_late_rows(stage: PipelineStage, setup: WorkerSetup, aux: AuxStates | None) -> LateRows:
+    """What comes from other stages; `aux` = where states are left for what drafts."""
+    parallel, arch = setup.config.parallel, setup.arch
+    stages = divide_layers(arch, stage.num_stages, parallel.pipeline_layer_partition)
+    num_aux = [] if aux is None else [sum(layer in layers for layer in aux.layers) for layers in stages]
+    return LateRows(stage, arch.hidden_size, setup.dtype, num_aux)

@@ -15,7 +15,6 @@ import torch
 from quire.attention.sparse import BlockTopK
 from quire.config.engine import QuireConfig
 from quire.config.kv_transfer import KVTransferConfig
-from quire.config.pipeline import divide_layers
 from quire.config.profiler import ProfilerConfig
 from quire.core.computed_step import ComputedStep
 from quire.core.draft_trees import num_scratch_blocks
@@ -27,9 +26,9 @@ from quire.core.memory_parts import MemoryPart
 from quire.core.runner_output import ModelRunnerOutput
 from quire.core.scheduler_output import SchedulerOutput
 from quire.core.step_perf import WeightBytes
+from quire.core.worker_call import WorkerCall
 from quire.distributed.communicator import Communicator
 from quire.distributed.parallel_context import ParallelContext
-from quire.distributed.pipeline import PipelineStage
 from quire.distributed.seat import Seat
 from quire.errors import ConfigError, UnsupportedError
 from quire.kv_offload.store import BlockStore
@@ -59,6 +58,7 @@ from quire.worker.drafting.choice import DraftChoice, DrawnTokens, LikeliestToke
 from quire.worker.drafting.loading import PREFIX as DRAFT_PREFIX
 from quire.worker.drafting.loading import DrafterCache, find_drafter, load_drafter, make_aux_states
 from quire.worker.group_caches import caches_of_group
+from quire.worker.group_calls import GroupCalls, reply_to, values_of
 from quire.worker.group_drafts import GroupDrafts
 from quire.worker.group_follower import GroupFollower
 from quire.worker.group_lead import GroupLead
@@ -68,7 +68,7 @@ from quire.worker.group_steps import GroupStep, StepTables
 from quire.worker.kv_cache_tensors import stored_spec
 from quire.worker.kv_layout import ConnectorCaches, describe_layout
 from quire.worker.kv_tier import AnyBlocks, KVTierWorker
-from quire.worker.late_rows import LateRows
+from quire.worker.late_rows import make_late_rows
 from quire.worker.lock_step import LockStepModel, ReplicaLockStep
 from quire.worker.memory_planner import MemoryPlanner
 from quire.worker.model_runner import ModelRunner
@@ -143,6 +143,7 @@ class Worker:
         self._runner: ModelRunner | Profile[ModelRunner] | None = None
         self._follower: GroupFollower | None = None
         self._group_profile: GroupProfile | None = None
+        self._calls: GroupCalls | None = None
         self._blocks: AnyBlocks | None = None
         self._kv_cache_config: KVCacheConfig | None = None
         self._connector_caches: ConnectorCaches | None = None
@@ -210,7 +211,7 @@ class Worker:
         Raises:
             UnsupportedError: a layer is of a kind that this worker cannot store.
         """
-        if self._ops.stage is None:
+        if self._ops.stage is None or self._setup.rank:
             return self._own_specs()
         specs = {name: spec for report in self._all_stages() for name, spec in report.specs.items()}
         return dict(sorted(specs.items(), key=lambda one: one[0].startswith(DRAFT_PREFIX)))
@@ -222,6 +223,10 @@ class Worker:
             specs = {**specs, **self._drafter.kv_cache_specs(self._setup.block_size)}
         dtype_bytes = self._setup.kv_cache_dtype.itemsize
         return {name: stored_spec(name, spec, dtype_bytes) for name, spec in specs.items()}
+
+    def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """Rank 0: what the function returns on each rank; raises as `GroupCalls.call`."""
+        return values_of([reply_to(self, call)]) if self._calls is None else self._calls.call(call)
 
     def measure_limits(self) -> tuple[float, float] | None:
         """Operations and bytes a second that this rank's device does at most; None = that cannot be measured here."""
@@ -394,7 +399,7 @@ class Worker:
     ) -> tuple[GroupLead, GroupDrafts]:
         """This rank's part of what several do: rank 0 leads, others follow."""
         ops, dtype = self._ops, self._setup.dtype
-        late_rows = None if ops.stage is None else self._late_rows(ops.stage)
+        late_rows = None if ops.stage is None else make_late_rows(ops.stage, self._setup, self._aux)
         step = GroupStep(self._step_model, graphs, attention, tables, ops.device, ops.stage, self._aux)
         group = GroupLead(
             ops.communicator, self._channel, self._model, step, block_tables, ops.abort, ops.all_ranks, late_rows
@@ -402,20 +407,14 @@ class Worker:
         drafts = GroupDrafts(ops.communicator, group, tables, block_tables, dtype)
         config = self._setup.config.observability.profiler
         self._group_profile = profile = GroupProfile(ops.all_ranks, config, self._record, group)
+        self._calls = calls = GroupCalls(ops.all_ranks, group, self)
         self._follower = GroupFollower(
             ops.communicator, ops.all_ranks, self._channel, self._model, step, attention, dtype, drafts, profile,
-            transfers, self._lock_step,
+            calls, transfers, self._lock_step,
         )  # fmt: skip
         if self._lock_step is not None and not self._setup.rank:
             self._lock_step.tell = partial(group.send, JoinPass())
         return group, drafts
-
-    def _late_rows(self, stage: PipelineStage) -> LateRows:
-        """What comes from other stages."""
-        parallel, arch, aux = self._setup.config.parallel, self._setup.arch, self._aux
-        stages = divide_layers(arch, stage.num_stages, parallel.pipeline_layer_partition)
-        num_aux = [] if aux is None else [sum(layer in layers for layer in aux.layers) for layers in stages]
-        return LateRows(stage, arch.hidden_size, self._setup.dtype, num_aux)
 
     def _scratch_ids(self, kv_cache_config: KVCacheConfig) -> np.ndarray:
         """[num_steps, num_scratch_blocks] blocks that no request has, for trees of drafts of the steps in flight."""

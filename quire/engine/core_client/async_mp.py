@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from quire.core.engine_messages import EngineCoreRequest
-from quire.core.live_state import EngineState
-from quire.core.wire import AbortRequests, AddRequest, FromCore, ToCore, UtilityCall, UtilityResult
+from quire.core.wire import AbortRequests, AddRequest, FromCore, ToCore, UtilityCall, UtilityResult, UtilityValue
+from quire.core.worker_call import WorkerCall
 from quire.engine.core_launcher import CoreProcess
 from quire.errors import EngineDeadError
 
@@ -29,7 +29,7 @@ class AsyncMPClient:
     def __init__(self, core: CoreProcess, on_message: Callable[[FromCore], None]) -> None:
         self._core = core
         self._on_message = on_message
-        self._calls: dict[int, asyncio.Future[bool | str | EngineState | None]] = {}
+        self._calls: dict[int, asyncio.Future[UtilityValue]] = {}
         self._call_ids = itertools.count()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -49,7 +49,7 @@ class AsyncMPClient:
         """Send what needs no answer."""
         self._core.link.send(message)
 
-    async def call(self, method: str, argument: bool = False) -> bool | str | EngineState | None:
+    async def call(self, method: str, argument: bool | WorkerCall = False) -> UtilityValue:
         """Call a utility of the core; its value.
 
         Raises:
@@ -57,7 +57,7 @@ class AsyncMPClient:
             QuireError: what the core answered.
         """
         call_id = next(self._call_ids)
-        answer: asyncio.Future[bool | str | EngineState | None] = self._loop.create_future()
+        answer: asyncio.Future[UtilityValue] = self._loop.create_future()
         self._calls[call_id] = answer
         try:
             self._core.link.send(UtilityCall(call_id, method, argument))

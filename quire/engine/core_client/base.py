@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.worker_call import WorkerCall
 from quire.errors import UnsupportedError
 
 
@@ -36,6 +37,24 @@ class EngineCoreClient(ABC):
             hint="use LLM, or LLMEngine.from_config(in_process=True)",
             field="method",
         )
+
+    def collective_rpc(self, call: WorkerCall, timeout_s: float | None = None) -> list[Any]:
+        """Run a function on every rank of every core: what each returns, in the order of cores and ranks.
+
+        Args:
+            timeout_s: to wait for another process; None = as long as it takes.
+
+        Raises:
+            QuireError: of the first rank on which it failed, which is named.
+            EngineDeadError: a rank, or a core, has ended.
+            TimeoutError: a core has not answered in time.
+        """
+        raise UnsupportedError("the workers of this engine cannot be called", field="method")
+
+    @property
+    def has_worker(self) -> bool:
+        """`call_worker` works: the worker is in this process."""
+        return False
 
     def profile(self, starts: bool) -> bool:
         """Start recording steps, or stop and write the trace; False where that was done before."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.worker_call import WorkerCall
 from quire.engine.core import EngineCore
 from quire.engine.core_client.base import EngineCoreClient
 
@@ -37,6 +38,15 @@ class InprocClient(EngineCoreClient):
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker, or a function of it."""
         return self._core.call_worker(method, *args, **kwargs)
+
+    def collective_rpc(self, call: WorkerCall, timeout_s: float | None = None) -> list[Any]:
+        """As the core's; the function runs in this thread, to its end."""
+        return self._core.collective_rpc(call)
+
+    @property
+    def has_worker(self) -> bool:
+        """It is here."""
+        return True
 
     def profile(self, starts: bool) -> bool:
         """As the core's."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.worker_call import WorkerCall
 from quire.engine.core_client.base import EngineCoreClient
 from quire.errors import EngineSleepingError
 from quire.utils.heap import give_back_free_memory
@@ -59,6 +60,15 @@ class SleepableClient(EngineCoreClient):
     def call_worker(self, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """As the core's; raises as `add_request`."""
         return self._awake().call_worker(method, *args, **kwargs)
+
+    def collective_rpc(self, call: WorkerCall, timeout_s: float | None = None) -> list[Any]:
+        """As the core's; raises as `add_request`."""
+        return self._awake().collective_rpc(call, timeout_s)
+
+    @property
+    def has_worker(self) -> bool:
+        """As the core's; raises as `add_request`."""
+        return self._awake().has_worker
 
     def profile(self, starts: bool) -> bool:
         """As the core's; raises as `add_request`."""

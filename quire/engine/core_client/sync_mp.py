@@ -6,8 +6,10 @@ Owns the core's process. A core that ends is not restarted: the caller gets `Eng
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.wire import (
@@ -20,6 +22,7 @@ from quire.core.wire import (
     UtilityCall,
     UtilityResult,
 )
+from quire.core.worker_call import WorkerCall
 from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.core_launcher import CoreProcess
 from quire.errors import EngineDeadError
@@ -106,13 +109,33 @@ class SyncMPClient(EngineCoreClient):
             raise answer.error.to_error()
         return answer.value if isinstance(answer.value, str) else bool(answer.value)
 
+    def collective_rpc(self, call: WorkerCall, timeout_s: float | None = None) -> list[Any]:
+        """As `EngineCoreClient.collective_rpc`."""
+        return self.end_rpc(self.begin_rpc(call), None if timeout_s is None else time.monotonic() + timeout_s)
+
+    def begin_rpc(self, call: WorkerCall) -> int:
+        """Send it; the number to wait for with `end_rpc`."""
+        call_id = next(self._call_ids)
+        self._core.link.send(UtilityCall(call_id, "collective_rpc", call))
+        return call_id
+
+    def end_rpc(self, call_id: int, deadline_s: float | None) -> list[Any]:
+        """What each rank returned; `deadline_s` by the monotonic clock."""
+        answer = self._wait_for(call_id, deadline_s)
+        if answer.error is not None:
+            raise answer.error.to_error()
+        assert isinstance(answer.value, list), "it is what a core answers"
+        return answer.value
+
     def shutdown(self) -> None:
         """End the core; harmless when repeated."""
         self._core.close()
 
-    def _wait_for(self, call_id: int) -> UtilityResult:
+    def _wait_for(self, call_id: int, deadline_s: float | None = None) -> UtilityResult:
         while True:
-            message = self._receive()
+            message = self._receive_one(POLL_S)
+            if message is None and deadline_s is not None and time.monotonic() > deadline_s:
+                raise TimeoutError("the engine core has not answered in time; the call continues there")
             if isinstance(message, UtilityResult) and message.call_id == call_id:
                 return message
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,11 +20,12 @@ from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
+from quire.core.worker_call import WorkerCall
 from quire.engine.core_launcher import CoreProcess
+from quire.engine.data_parallel.rank_calls import gather_ranks, profile_replicas
 from quire.engine.data_parallel.rank_check import check_rank
 from quire.engine.data_parallel.shared_service import SharedService
 from quire.engine.live_request import Listener, LiveRequest
-from quire.engine.replica_traces import merge_traces
 from quire.engine.supervisor import Supervisor
 from quire.engine.weight_update import replace_weights
 from quire.errors import EngineDeadError, EngineGenerateError, QuireError, ValidationError
@@ -436,19 +437,15 @@ class Replicas:
                 self._placement.forget_cache(index)
         return is_done
 
+    async def collective_rpc(self, call: WorkerCall) -> list[Any]:
+        """As `EngineCoreClient.collective_rpc`, of all cores at the same time."""
+        return await gather_ranks({index: self._replicas[index].supervisor for index in self.indexes}, call)
+
     async def profile(self, starts: bool) -> bool:
         """Start recording the steps of all cores, or stop and write one trace; False where none does any more than
         before.
         """
-        indexes = list(self.indexes)
-        calls = [self._replicas[index].supervisor.call("profile", starts) for index in indexes]
-        answers = dict(zip(indexes, await asyncio.gather(*calls), strict=True))
-        files = {index: Path(one) for index, one in answers.items() if isinstance(one, str) and one}
-        try:
-            await asyncio.to_thread(merge_traces, files)
-        except OSError as error:
-            logger.error("the profiles of the replicas stay apart: %s", error)
-        return any(one is not False for one in answers.values())
+        return await profile_replicas({index: self._replicas[index].supervisor for index in self.indexes}, starts)
 
     async def live_states(self) -> list[EngineState]:
         """What each core does now, by replica."""

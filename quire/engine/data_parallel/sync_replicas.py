@@ -7,16 +7,21 @@ gets `EngineDeadError`, as with one core.
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from quire.config import QuireConfig
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
+from quire.core.wire import ErrorInfo
+from quire.core.worker_call import WorkerCall
 from quire.engine.core_client.base import EngineCoreClient
 from quire.engine.core_client.sync_mp import POLL_S, SyncMPClient
 from quire.engine.data_parallel.shared_service import SharedService
 from quire.engine.replica_traces import merge_traces
+from quire.errors import QuireError
 from quire.scheduler.placement import Placement
 
 
@@ -84,6 +89,18 @@ class SyncReplicas(EngineCoreClient):
         answers = [client.ask_profile(starts) for client in self._clients]
         merge_traces({index: Path(one) for index, one in enumerate(answers) if isinstance(one, str) and one})
         return any(one is not False for one in answers)
+
+    def collective_rpc(self, call: WorkerCall, timeout_s: float | None = None) -> list[Any]:
+        """As `EngineCoreClient.collective_rpc`; all cores run it at the same time."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        call_ids = [client.begin_rpc(call) for client in self._clients]
+        found: list[Any] = []
+        for index, (client, call_id) in enumerate(zip(self._clients, call_ids, strict=True)):
+            try:
+                found += client.end_rpc(call_id, deadline_s)
+            except QuireError as error:
+                raise ErrorInfo.of(error).within(f"replica {index}").to_error() from None
+        return found
 
     def shutdown(self) -> None:
         """End the cores; harmless when repeated."""

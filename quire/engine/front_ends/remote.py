@@ -15,7 +15,8 @@ from typing import Any
 from quire.core.engine_messages import EngineCoreOutputs, EngineCoreRequest
 from quire.core.live_state import EngineState
 from quire.core.process_stats import CoreProcesses
-from quire.core.wire import AbortRequests, RequestRefused, StepOutputs
+from quire.core.wire import AbortRequests, RequestRefused, StepOutputs, UtilityValue
+from quire.core.worker_call import WorkerCall
 from quire.engine.front_ends.link import FrontEndLink
 from quire.engine.front_ends.messages import (
     BeginDrain,
@@ -33,7 +34,7 @@ from quire.engine.front_ends.messages import (
 )
 from quire.engine.live_request import Listener, LiveRequest
 from quire.engine.output_stream import noop
-from quire.errors import EngineDeadError, EngineRestartingError
+from quire.errors import EngineDeadError, EngineRestartingError, UnsupportedError
 from quire.utils.phases import Phases
 
 
@@ -174,8 +175,13 @@ class RemoteEngine:
             raise given.error.to_error()
         return given
 
-    async def call(self, method: str, argument: bool = False) -> bool | str | EngineState | None:
-        """As `Supervisor.call`."""
+    async def call(self, method: str, argument: bool | WorkerCall = False) -> UtilityValue:
+        """As `Supervisor.call`; a `WorkerCall` is refused."""
+        if isinstance(argument, WorkerCall):
+            raise UnsupportedError(
+                "collective_rpc is not passed on by one of several front-end processes",
+                hint="use one front end (api_server_count=1)", field="api_server_count",
+            )  # fmt: skip
         answer = await self.ask(method, flag=argument)
         return answer.states[0] if answer.states else answer.value
 

@@ -174,7 +174,6 @@ class AsyncLLM(async_llm.AsyncLLM):
     remove_lora = absent_method("AsyncLLM", "remove_lora", ADAPTERS)
     pin_lora = absent_method("AsyncLLM", "pin_lora", ADAPTERS)
     encode = absent_method("AsyncLLM", "encode", f"Quire does not support {POOLING} yet")
-    collective_rpc = absent_method("AsyncLLM", "collective_rpc", "the worker is in another process; LLM has it")
     release_kv_cache_memory = absent_method("AsyncLLM", "release_kv_cache_memory", "use sleep()")
     scale_elastic_ep = absent_method("AsyncLLM", "scale_elastic_ep", "a server has POST /scale_elastic_ep")
 
