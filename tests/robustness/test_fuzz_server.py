@@ -44,6 +44,9 @@ def test_the_judge_hears_what_is_wrong():
     served = error(404, type="NotFoundError", code="not_supported")
     too_long = error(400, type="invalid_request_error", code="context_length_exceeded")
     assert not complaints(case, Outcome([served, too_long]))
+    message = {"type": "error", "error": {"type": "not_found_error", "message": "no"}, "request_id": "x"}
+    assert not complaints(case, Outcome([Answer(404, {}, json.dumps(message).encode())]))
+    assert complaints(case, Outcome([Answer(400, {}, json.dumps(message).encode())]))
     bad = [
         error(500), error(400, type="Other"), error(400, code=422), error(400, message='File "/usr/x.py"'),
         error(400, message="ValueError"), Answer(400, {}, b"Bad Request"), Answer(302, {}, b""),

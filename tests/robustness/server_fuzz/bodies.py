@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from quire.server.api.anthropic.protocol import COUNT_FIELDS, MESSAGES_FIELDS
+from quire.server.api.openai.batch_chat import BATCH_FIELDS
 from quire.server.api.openai.protocol.completion import COMPLETION_FIELDS
 from quire.server.api.openai.protocol.tokenize import DETOKENIZE_FIELDS, TOKENIZE_FIELDS
 from quire.server.api.responses.protocol import RESPONSES_FIELDS
@@ -37,6 +39,7 @@ OTHERS = (
     "null", "true", "false", "[]", "{}", "[null]", "[[]]", "[[[[]]]]", '{"":""}', '{"a":{"a":{"a":1}}}', "[1,2,3]",
     "[-1]", "[3071]", "[3072]", "[2147483648]", "[9223372036854775808]", "[1e30]", "[0.5]", "[true]", '["a"]', '[""]',
     '["a",1]', '[null,"a"]', "[NaN]", '{"0":1}', '{"-1":1}', '{"3072":1}', '{"2147483648":1}', '{"x":1}', '{"0":"x"}',
+    '{"' + "1" * 5000 + '":1}', '{"0":1,"00":1}',
     '{"0":NaN}', '{"0":1e30}', '{"0":-1e308}', '{" 0 ":1}', '{"\\u0663":1}', '{"²":1}', '{"type":"text"}',
     '{"type":"json_object"}', '{"include_usage":true}', '{"include_usage":1}', "undefined", "None", "", "[", "{", "]",
     "[1,]", '{"a":1,}', "/*x*/1", "[" + "1," * 4999 + "1]", "[" + '"s",' * 4999 + '"s"]', "[" * 70 + "]" * 70,
@@ -91,6 +94,10 @@ TARGETS: dict[str, tuple[RequestFields[Any], dict[str, str]]] = {
     "/v1/completions": (COMPLETION_FIELDS, {"prompt": '"Once"', "max_tokens": "2"}),
     "/v1/chat/completions": (CHAT_FIELDS, {"messages": MESSAGES[0], "max_tokens": "2"}),
     "/v1/responses": (RESPONSES_FIELDS, {"input": '"Once"', "max_output_tokens": "2"}),
+    "/v1/responses/input_tokens": (RESPONSES_FIELDS, {"input": '"Once"'}),
+    "/v1/messages": (MESSAGES_FIELDS, {"messages": MESSAGES[0], "max_tokens": "2"}),
+    "/v1/messages/count_tokens": (COUNT_FIELDS, {"messages": MESSAGES[0]}),
+    "/v1/chat/completions/batch": (BATCH_FIELDS, {"messages": f"[{MESSAGES[0]}]", "max_tokens": "2"}),
     "/tokenize": (TOKENIZE_FIELDS, {"prompt": '"Once"'}),
     "/detokenize": (DETOKENIZE_FIELDS, {"tokens": "[5,6]"}),
 }

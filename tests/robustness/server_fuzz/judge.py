@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.server import absent
+from quire.server.api.anthropic.errors import CLIENT_ERROR, SERVER_ERROR, TYPES
 from quire.server.api.responses.errors import INVALID_REQUEST
 from quire.server.http import errors
 from tests.robustness.server_fuzz.cases import Case
@@ -64,6 +65,8 @@ def _wrong_error(case: Case, answer: Answer, shown: str) -> list[str]:
 
 
 def _wrong_error_object(content: Any, status: int, shown: str) -> list[str]:
+    if isinstance(content, dict) and set(content) == {"type", "error", "request_id"}:
+        return _wrong_message_error(content, status, shown)
     error = content.get("error") if isinstance(content, dict) and set(content) == {"error"} else None
     if not isinstance(error, dict) or set(error) != {"message", "type", "param", "code"}:
         return [f"not an error object: {shown}"]
@@ -74,11 +77,23 @@ def _wrong_error_object(content: Any, status: int, shown: str) -> list[str]:
     return []
 
 
+def _wrong_message_error(content: Any, status: int, shown: str) -> list[str]:
+    """An error in Anthropic's form."""
+    error = content["error"]
+    if content["type"] != "error" or set(error) != {"type", "message"} or not error["message"]:
+        return [f"not an error object: {shown}"]
+    if error["type"] != TYPES.get(status, CLIENT_ERROR if status < 500 else SERVER_ERROR):
+        return [f"not of the catalogue: {shown}"]
+    return [f"tells of the inside: {shown}"] if INSIDE.search(error["message"]) else []
+
+
 def _wrong_stream(case: Case, answer: Answer) -> list[str]:
     """A stream may end with an error where the case allows 503, and nowhere else."""
     blocks = [block for block in answer.body.split(b"\n\n") if not block.startswith(b":")]
     if blocks[0].startswith(b"event: response."):
         return _wrong_response_stream(case, blocks)
+    if blocks[0].startswith(b"event: message_start"):
+        return _wrong_message_stream(case, blocks)
     if blocks[-1] or len(blocks) < 2 or blocks[-2] != b"data: [DONE]":
         return [f"a stream without its end: {answer.body[-200:]!r}"]
     for i, block in enumerate(blocks[:-2]):
@@ -98,6 +113,15 @@ def _wrong_response_stream(case: Case, blocks: list[bytes]) -> list[str]:
     if [event.get("sequence_number") for event in events] != list(range(len(events))):
         return ["events are not numbered"]
     ends = {"response.completed", "response.incomplete"} | ({"response.failed"} if 503 in case.statuses else set())
+    return [] if events[-1].get("type") in ends else [f"a stream without its end: {blocks[-2][-200:]!r}"]
+
+
+def _wrong_message_stream(case: Case, blocks: list[bytes]) -> list[str]:
+    """The events of a message; only where the case allows 503 may the last one be an error."""
+    events = [_parsed(block.partition(b"\ndata: ")[2]) for block in blocks[:-1]]
+    if blocks[-1] or not all(isinstance(event, dict) for event in events):
+        return [f"an event that is none: {blocks[-1]!r}"]
+    ends = {"message_stop"} | ({"error"} if 503 in case.statuses else set())
     return [] if events[-1].get("type") in ends else [f"a stream without its end: {blocks[-2][-200:]!r}"]
 
 
