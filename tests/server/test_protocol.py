@@ -229,6 +229,8 @@ def test_a_message_can_be_continued_and_echoed(server):
     answer = post(server, CHAT, body).json()
     assert answer["choices"][0]["message"]["content"].startswith("Well, ")
     assert server.engine.tokenizer.decode(server.engine.prompts[-1], False).endswith("Well, ")
+    assert "warnings" not in answer
+    assert "echo has no effect" in post(server, CHAT, {**HELLO, "echo": True}).json()["warnings"][0]
     both = {**body, "add_generation_prompt": True}
     assert post(server, CHAT, both).status_code == 400
 

@@ -70,10 +70,13 @@ class GenerationRoutes:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body, warnings = await self._service.read(request, CHAT_FIELDS)
+        echoed = _echoed_message(body)
+        if body.echo and not echoed:
+            warnings.add("echo", "echo has no effect: the last message is not text of the assistant")
         chat = await self._service.prepare_chat(request, body, "chatcmpl-", warnings)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         form = AnswerEnvelope(self._state, body, chat.work, model=chat.model, warnings=warnings.texts, kind=kind)
-        writer = ChatWriter(form, body, self._state.config.api.response_role, _echoed_message(body), chat.plan)
+        writer = ChatWriter(form, body, self._state.config.api.response_role, echoed, chat.plan)
         return await self._service.respond(request, chat.work, writer, is_stream=bool(body.stream))
 
     async def invocation(self, request: Request) -> Response:
