@@ -28,6 +28,9 @@ def _simplified(schema: dict[str, Any]) -> dict[str, Any]:
     changed = {keyword: int(value) if keyword in COUNTS else value for keyword, value in schema.items()}
     if changed.get("uniqueItems") is False:
         del changed["uniqueItems"]
+    names = changed.get("propertyNames")
+    if _is_anything(names) or names == {"type": "string"}:  # as every name is
+        del changed["propertyNames"]
     for keyword in ("unevaluatedItems", "unevaluatedProperties"):
         if changed.get(keyword) is True:
             del changed[keyword]

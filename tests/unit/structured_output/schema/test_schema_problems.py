@@ -8,6 +8,7 @@ import pytest
 
 from quire.structured_output.registry import capabilities_of
 from quire.structured_output.schema.additional_properties import with_closed_objects
+from quire.structured_output.schema.forms import simplified
 from quire.structured_output.schema.lengths import PLAIN, with_patterns
 from quire.structured_output.schema.problems import find_problem
 from quire.structured_output.schema.references import find_cycle
@@ -78,3 +79,12 @@ def test_lengths_become_patterns_of_plain_characters():
 )
 def test_a_reference_that_leads_back_to_itself_is_found(schema: Any, is_cyclic: bool):
     assert (find_cycle(schema) is not None) == is_cyclic
+
+
+@pytest.mark.parametrize("names", [{"type": "string"}, {}, True], ids=str)
+def test_names_of_properties_that_may_be_anything_are_left_out(names: Any):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "propertyNames": names}
+    assert find_problem(schema, capabilities_of("xgrammar")) is not None
+    assert find_problem(simplified(schema), capabilities_of("xgrammar")) is None
+    limited = {"type": "object", "propertyNames": {"type": "string", "maxLength": 3}}
+    assert simplified(limited) == limited
