@@ -7,12 +7,13 @@
     python -m benchmarks.engine.bench_speculation --step-cost --against ../before
 
 A cell is a target, a format of weights, a number of requests at once and a kind of text (`benchmarks/texts.py`). Two
-engines of one process, plain and speculating, run the same fresh requests in turn for `--cell-seconds`; a cell's figure
-is all plain seconds over all speculating seconds, so trials that lose and are rare count, and the median of the rounds
-stands beside it. Prompts are in the prefix cache, so that decoding is what is timed. Kind "stories" is what the model
-writes by itself, greedily, up to where it ends; all other texts are given (`given_texts`). A method is one of
-`speculative_config`, or `oracle:0.7`: drafts from the given text, each right with that probability, so that the
-controller is measured alone; `off` compares plain decoding with itself. Token ids of both engines must be equal.
+engines of one process, plain and speculating, answer the same fresh requests for `--cell-seconds`, in turns of some
+steps; a cell's figure is all plain seconds over all speculating seconds, so trials that lose and are rare count, and
+the median of the rounds stands beside it. Method `off` compares plain decoding with itself: how far figures go apart by
+chance. Prompts are in the prefix cache, so that decoding is what is timed. Kind "stories" is what the model writes by
+itself, greedily, up to where it ends; all other texts are given (`given_texts`). Other methods are those of
+`speculative_config`, and `oracle:0.7`: drafts from the given text, each right with that probability, so that the
+controller is measured alone. Token ids of both engines must be equal.
 
 With `--results FILE` each cell is added to a file when it is done, and those that are in it are not run again. The last
 lines are a table for docs/LOG.md and the worst cell's figure.
@@ -30,7 +31,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,16 @@ from benchmarks.texts import KINDS, story_prompt
 from quire import LLM, SamplingParams
 from quire.core.sampling_params import RequestOutputKind
 
+Clock = Callable[[], float]
 STORIES = "stories"
 FORMATS = {"bf16": None, "int8": "int8", "int4": "int4"}
 MAX_LEN = 1024
 # Tokens of an answer by requests at once, of a small model; of others a half or a quarter of it.
 OUTPUT_LENS = {1: 256, 4: 256, 16: 192, 64: 128}
 MIN_ROUNDS = 2
+# Engines take turns of so many seconds, so that a machine whose speed drifts is the same one for both.
+TURN_S = 0.03
+DONE = object()
 # A story of `leaf` has some 60 tokens: a round has several, one after the other.
 STORIES_IN_TURN = 4
 
@@ -126,46 +131,76 @@ def make_requests(llm: LLM, cell: Cell, rng: random.Random) -> list[Request]:
     return requests
 
 
-def run(llm: LLM, requests: list[Request], output_len: int) -> tuple[float, int, list[list[int]]]:
-    """(seconds, steps, token ids of each request) of requests that come together. A given text is written whole."""
-    engine, found, start = llm.llm_engine, dict[str, list[int]](), time.perf_counter()
-    for number, request in enumerate(requests):
-        params = SamplingParams(
-            temperature=0, max_tokens=output_len, ignore_eos=request.text is not None, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
-        engine.add_request(f"{number}", {"prompt_token_ids": request.prompt}, params)
-    num_steps = 0
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            found[output.request_id] = list(output.outputs[0].token_ids)
-        num_steps += 1
-    return time.perf_counter() - start, num_steps, [found[f"{number}"] for number in range(len(requests))]
+@dataclass(slots=True)
+class Answers:
+    """What an engine answered.
+
+    Attributes:
+        token_ids: of each request.
+    """
+
+    token_ids: list[list[int]] = dataclasses.field(default_factory=list)
+    num_steps: int = 0
+    seconds: float = 0.0
 
 
-def run_cell(cell: Cell, arms: dict[str, LLM], cell_seconds: float) -> Figures:
+def answer(llm: LLM, groups: list[list[Request]], output_len: int, answers: Answers) -> Iterator[None]:
+    """Answer one group of requests after another, step by step. A given text is written whole."""
+    engine = llm.llm_engine
+    for requests in groups:
+        found = dict[str, list[int]]()
+        for number, request in enumerate(requests):
+            params = SamplingParams(
+                temperature=0, max_tokens=output_len, ignore_eos=request.text is not None, detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )  # fmt: skip
+            engine.add_request(f"{number}", {"prompt_token_ids": request.prompt}, params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                found[output.request_id] = list(output.outputs[0].token_ids)
+            answers.num_steps += 1
+            yield
+        answers.token_ids += [found[f"{number}"] for number in range(len(requests))]
+
+
+def answer_in_turns(arms: Sequence[LLM], groups: list[list[Request]], output_len: int, clock: Clock) -> list[Answers]:
+    """Answer all groups, one after the other, by each engine; the engines take turns of TURN_S."""
+    all_answers = [Answers() for _ in arms]
+    under_way = [
+        (answer(llm, groups, output_len, answers), answers) for llm, answers in zip(arms, all_answers, strict=True)
+    ]
+    while under_way:
+        for steps, answers in list(under_way):
+            start = now = clock()
+            while now - start < TURN_S:
+                if next(steps, DONE) is DONE:
+                    under_way.remove((steps, answers))
+                    break
+                now = clock()
+            answers.seconds += clock() - start
+    return all_answers
+
+
+def run_cell(cell: Cell, arms: dict[str, LLM], cell_seconds: float, clock: Clock) -> Figures:
     """The cell's figures, of rounds in turns; the first round warms up."""
     rng, figures, number = random.Random(f"{cell}"), Figures(), 0
     num_in_turn = STORIES_IN_TURN if cell.kind == STORIES else 1
     end = time.perf_counter() + cell_seconds
     while time.perf_counter() < end or len(figures.plain_s) < MIN_ROUNDS:
-        in_turn = [make_requests(arms["plain"], cell, rng) for _ in range(num_in_turn)]
-        given = [(one.prompt, one.text) for requests in in_turn for one in requests if one.text is not None]
+        groups = [make_requests(arms["plain"], cell, rng) for _ in range(num_in_turn)]
+        given = [(one.prompt, one.text) for group in groups for one in group if one.text is not None]
         give_texts(given)
-        seconds, num_steps = dict[str, float](), dict[str, int]()
-        answers: dict[str, list[list[int]]] = {}
-        for name in ("plain", "speculating") if number % 2 else ("speculating", "plain"):
-            for requests in in_turn:
-                run(arms[name], requests, 1)  # prompts into the prefix cache
-            runs = [run(arms[name], requests, cell.output_len) for requests in in_turn]
-            seconds[name], num_steps[name] = sum(one[0] for one in runs), sum(one[1] for one in runs)
-            answers[name] = [answer for one in runs for answer in one[2]]
-        assert answers["plain"] == answers["speculating"], f"{cell}: drafts changed an answer"
+        names = ("plain", "speculating") if number % 2 else ("speculating", "plain")
+        engines = [arms[name] for name in names]
+        answer_in_turns(engines, groups, 1, clock)  # prompts into the prefix cache
+        answers = dict(zip(names, answer_in_turns(engines, groups, cell.output_len, clock), strict=True))
+        plain, speculating = answers["plain"], answers["speculating"]
+        assert plain.token_ids == speculating.token_ids, f"{cell}: drafts changed an answer"
         if number:
-            figures.plain_s.append(seconds["plain"])
-            figures.speculating_s.append(seconds["speculating"])
-            figures.num_tokens += sum(map(len, answers["plain"])) // cell.num_reqs
-            figures.num_steps += num_steps["speculating"]
+            figures.plain_s.append(plain.seconds)
+            figures.speculating_s.append(speculating.seconds)
+            figures.num_tokens += sum(map(len, plain.token_ids)) // cell.num_reqs
+            figures.num_steps += speculating.num_steps
         number += 1
     return figures
 
@@ -220,7 +255,9 @@ def sweep(args: argparse.Namespace) -> dict[Cell, Figures]:
             continue
         arms = make_arms(missing[0], args)
         for cell in missing:
-            results[cell] = run_cell(cell, arms, args.cell_seconds)
+            results[cell] = run_cell(
+                cell, arms, args.cell_seconds, time.process_time if args.cpu_time else time.perf_counter
+            )
             print_cell(cell, results[cell])
             if args.results is not None:
                 with args.results.open("a") as lines:
@@ -275,11 +312,16 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--cell-seconds", type=float, default=15.0, help="of each cell; at least two rounds")
     parser.add_argument("--results", type=Path, help="a file of cells that are done")
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="with --num-threads 1: processor time, on a busy machine"
+    )
     parser.add_argument("--kv-cache-gib", type=float, default=0.75)
     parser.add_argument("--step-cost", action="store_true", help="compare steps without drafts with another tree's")
     parser.add_argument("--against", type=Path, help="that tree: a checkout with its native library built")
     parser.add_argument("--rounds", type=int, default=3, help="of --step-cost")
     args = parser.parse_args()
+    if args.cpu_time and args.num_threads != 1:
+        parser.error("--cpu-time needs --num-threads 1: threads that wait for work take processor time, too")
     if args.step_cost and args.against is None:
         parser.error("--step-cost needs --against")
     for name in ("targets", "formats", "methods", "kinds"):
