@@ -20,8 +20,9 @@ MIN_INTERVAL, MAX_INTERVAL = 16, 1024
 ENOUGH, NEWEST_SHARE, HURRY = 3, 0.25, 8
 # One look counts for no more than this.
 MOST_GAIN = 2.5
-# What is a promise; and where an estimate is under BEARABLE, so many looks come before a trial without one.
-MIN_PROMISE, BEARABLE, ENOUGH_OF_BAD = 1.05, 0.9, 24
+# What is a promise; and so many looks come before a trial without one where an estimate is under BEARABLE, or made of
+# costs that were measured.
+MIN_PROMISE, BEARABLE, ENOUGH_WITHOUT = 1.05, 0.9, 24
 
 
 @dataclass(slots=True)
@@ -50,10 +51,14 @@ class DraftWatch:
         """Whether drafts would gain."""
         return self.num_looks >= ENOUGH and self.ratio >= MIN_PROMISE
 
-    @property
-    def may_try(self) -> bool:
-        """Whether enough is known for drafts to be tried without a promise, as estimates may be wrong."""
-        return self.num_looks >= (ENOUGH if self.ratio >= BEARABLE else ENOUGH_OF_BAD)
+    def may_try(self, *, knows_costs: bool) -> bool:
+        """Whether there were enough looks for drafts to be tried without a promise, as estimates may be wrong.
+
+        Args:
+            knows_costs: what drafts cost was measured at start; otherwise a trial is what tells it.
+        """
+        is_open = self.ratio >= BEARABLE and not knows_costs
+        return self.num_looks >= (ENOUGH if is_open else ENOUGH_WITHOUT)
 
     def observe(self, plain_s: float, seconds: float) -> None:
         """Drafts would have given in `seconds` what plain steps give in `plain_s`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from quire.core.drafts import Proposals
 from quire.core.speculation_stats import Reason
 from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.draft_budget import common_budgets
-from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_OF_BAD, DraftWatch
+from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_WITHOUT, DraftWatch
 from quire.spec_decode.guard import DraftGuard
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import FEW, Survival
@@ -19,21 +20,23 @@ from tests.unit.spec_decode.test_estimates import make_proposals
 def test_an_estimate_takes_some_looks_and_follows_the_newest():
     watch = DraftWatch()
     for _ in range(ENOUGH):
-        assert not watch.is_promising and not watch.may_try
+        assert not watch.is_promising and not watch.may_try(knows_costs=False)
         watch.observe(0.03, 0.02)
-    assert watch.is_promising and watch.may_try and watch.ratio == 1.5
+    assert watch.is_promising and watch.may_try(knows_costs=False) and watch.ratio == 1.5
     for _ in range(3):
         watch.observe(0.01, 0.02)
     assert not watch.is_promising and 0.5 < watch.ratio < 1.0
 
 
-def test_what_would_lose_is_tried_after_many_looks_only():
+@pytest.mark.parametrize(("plain_s", "knows_costs"), [(0.01, False), (0.0199, True)])
+def test_what_would_lose_or_by_known_costs_not_gain_is_tried_after_many_looks_only(plain_s: float, knows_costs: bool):
     watch = DraftWatch()
-    for _ in range(ENOUGH_OF_BAD - 1):
-        watch.observe(0.01, 0.02)
-    assert watch.ratio < BEARABLE and not watch.may_try
-    watch.observe(0.01, 0.02)
-    assert watch.may_try
+    for _ in range(ENOUGH_WITHOUT - 1):
+        watch.observe(plain_s, 0.02)
+    assert (watch.ratio < BEARABLE) is not knows_costs
+    assert not watch.is_promising and not watch.may_try(knows_costs=knows_costs)
+    watch.observe(plain_s, 0.02)
+    assert watch.may_try(knows_costs=knows_costs)
 
 
 def test_looks_that_take_longer_are_rarer_and_one_long_one_says_nothing():
