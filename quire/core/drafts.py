@@ -18,7 +18,7 @@ Example: tokens are often repeated, so propose the last three again:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,7 +128,7 @@ class SpeculatedStep:
         proposals: as they were chosen from; None = none were asked for.
         kept: [num_rows] int32; drafts of each row of `proposals` that were verified.
         accepted: [num_rows] int32; those of them that stood.
-        seconds: that the step took to compute and sample.
+        seconds: that the step took, from the one before it: to be scheduled, computed, sampled and taken in.
         proposing_s: that drafting took besides: proposing, choosing and reserving for this step, and what a proposer on
             the worker took for the next one.
         is_capture: it took longer than later ones like it, as it was captured.
@@ -145,6 +145,10 @@ class SpeculatedStep:
 
 class DraftController(Protocol):
     """Says how many drafts each step verifies."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds, in which it is given what steps and drafting took."""
 
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain.

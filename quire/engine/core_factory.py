@@ -44,6 +44,7 @@ from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
 from quire.utils.paths import why_no_directory
 from quire.utils.phases import PhaseTimer
+from quire.utils.step_clock import step_clock
 
 if TYPE_CHECKING:
     from quire.flight_recorder.writer import RecordWriter
@@ -84,7 +85,8 @@ def build_core(
         make: Any = make_executor or executor_class(config.parallel.distributed_executor_backend)
         shared = {} if experts is None else {"experts": experts}  # executors of plugins are not given any
         executor: Executor = make(config, platform, logits_processors, **shared)
-    proposer, controller, reports, executor = _make_speculation(config.speculative, executor)
+    clock = step_clock(platform.is_cpu and config.parallel.distributed_executor_backend == "uni")
+    proposer, controller, reports, executor = _make_speculation(config.speculative, executor, clock)
     with timer.phase("KV cache"):
         recovery = StepRecovery()
         setup = dataclasses.replace(_plan_memory(config, executor), has_proposer=proposer is not None)
@@ -140,7 +142,7 @@ def _make_profile_directory(profiler: ProfilerConfig | None) -> None:
 
 
 def _make_speculation(
-    speculative: SpeculativeConfig | None, executor: Executor
+    speculative: SpeculativeConfig | None, executor: Executor, clock: Callable[[], float]
 ) -> tuple[DraftProposer | None, DraftController | None, SpeculationReports | None, Executor]:
     """The proposer of drafts, its controller and what tells of them, None where nothing is drafted; and the executor,
     asked for drafts.
@@ -155,7 +157,7 @@ def _make_speculation(
             speculative.model_method, speculative.num_tokens, marks_rows=marks_rows, most_trees=MOST_TREES
         )
         executor = DraftingExecutor(executor, of_model)
-    proposer, controller = make_proposer(speculative, of_model), make_controller(speculative)
+    proposer, controller = make_proposer(speculative, of_model), make_controller(speculative, clock)
     return proposer, controller, SpeculationReports(stats_reader(proposer, controller)), executor
 
 
@@ -169,7 +171,7 @@ def _measure_steps(
     if setup.scheduler.has_plugin:
         return
     want_drafts = executor.want_drafts if isinstance(executor, DraftingExecutor) else None
-    controller.begin(measure_steps(executor, setup, speculative.num_tokens, want_drafts))
+    controller.begin(measure_steps(executor, setup, speculative.num_tokens, want_drafts, controller.clock))
 
 
 def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:

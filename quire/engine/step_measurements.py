@@ -73,6 +73,10 @@ class _Script:
     name = "scripted"
     num_drafts = 0
 
+    def clock(self) -> float:
+        """As `DraftController.clock`; it stands, as nothing is recorded."""
+        return 0.0
+
     def begin(self, request: EngineCoreRequest) -> None:
         """As `DraftProposer`."""
 
@@ -153,16 +157,16 @@ class _Measurement:
     def _step(self, num_drafts: int, found: list[MeasuredStep]) -> SchedulerOutput | None:
         """Run a step and add it to those that were measured; None = no request is left."""
         self._script.num_drafts = num_drafts
+        start = self._clock()
         step = self._scheduler.schedule()
         if step is None:
             return None
         scheduled = step.output
         if num_drafts and self._want_drafts is not None:
             self._want_drafts()
-        start = self._clock()
         output = self._executor.sample_tokens(self._executor.execute_model(scheduled))
-        seconds = self._clock() - start
         self._scheduler.update_from_output(step, output)
+        seconds = self._clock() - start
         if not scheduled.is_prefill.any() and not output.is_capture:
             found.append(_measured(scheduled, output, seconds))
         return scheduled

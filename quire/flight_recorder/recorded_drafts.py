@@ -30,6 +30,10 @@ class RecordedDrafts:
         """The next step is recorded to have these `rows`, with these drafts of each; empty = none of any."""
         self._by_row = dict(zip(rows.tolist(), drafts, strict=False)) if drafts else {}
 
+    def clock(self) -> float:
+        """As `DraftController.clock`; it stands, as times are recorded."""
+        return 0.0
+
     def begin(self, request: EngineCoreRequest) -> None:
         """As `DraftProposer.begin`."""
 

@@ -30,6 +30,9 @@ from quire.scheduler.draft_looks import MOST_ROWS, DraftLooks
 from quire.scheduler.request_table import RequestTable, RowFlag
 from quire.scheduler.step_plan import StepPlan
 
+# Time between two steps counts for so many times what is usual at most; weight of the newest in that.
+MOST_TIMES_BETWEEN, BETWEEN_SHARE = 2.0, 1 / 8
+
 _NO_ROWS = np.empty(0, dtype=np.intp)
 _IS_BEAM = int(RowFlag.BEAM)
 
@@ -40,11 +43,14 @@ class _Drafted:
 
     Attributes:
         rows: [num_rows] intp; those of `proposals`.
-        planned_s: when it was planned, on the clock of this module.
+        between_s: from when the step before it was taken in until drafting began: outputs, new requests and scheduling;
+            None = the step before it was still under way.
+        planned_s: when it was planned.
     """
 
     load: StepLoad
     rows: np.ndarray
+    between_s: float | None
     proposals: Proposals | None = None
     proposing_s: float = 0.0
     planned_s: float = 0.0
@@ -55,8 +61,8 @@ class Drafts:
 
     Args:
         proposer: None = there are never any.
-        controller: says how many are verified; None = all that are proposed and find room.
-        clock: seconds, for what proposing takes; not the scheduler's, whose readings are recorded.
+        controller: says how many are verified; None = all that are proposed and find room. Times are on its clock, not
+            the scheduler's, whose readings are recorded.
     """
 
     def __init__(
@@ -65,7 +71,6 @@ class Drafts:
         controller: DraftController | None,
         table: RequestTable,
         kv: KVCacheManager,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         # Methods, not objects: a recording of the scheduler's state leaves functions out.
         self._begin = None if proposer is None else proposer.begin
@@ -84,11 +89,13 @@ class Drafts:
         self._settle_looks = None if looks is None else looks.settle
         self._table = table
         self._kv = kv
-        self._clock = clock
+        self._clock = time.perf_counter if controller is None else controller.clock
         self._most_drafts = most_drafts(len(table.num_tokens))
         self._drafted: dict[int, _Drafted | None] = {}  # None = the controller was not asked
         self._num_to_skip = self._num_tokens_skipped = self._num_to_repeat = 0
         self._num_taken, self._taken_s = 0, 0.0
+        self._newest_taken, self._newest_taken_s = -1, 0.0
+        self._usual_between_s: float | None = None
 
     def begin(self, request: EngineCoreRequest) -> None:
         """A request arrived."""
@@ -118,9 +125,10 @@ class Drafts:
             sum_seq_lens=int(num_tokens.sum()), max_seq_len=int(num_tokens.max()),
             num_left=min(plan.budget.num_left, self._most_drafts),
         )  # fmt: skip
-        drafted = self._drafted[number] = _Drafted(load, _NO_ROWS)
         most = load.num_left
         start = self._clock()
+        between_s = start - self._newest_taken_s if self._newest_taken == number - 1 else None
+        drafted = self._drafted[number] = _Drafted(load, _NO_ROWS, between_s)
         if self._most_tokens is not None and most:
             most = min(most, self._ask_controller(self._most_tokens, load))
         is_asked = most > 0
@@ -229,21 +237,22 @@ class Drafts:
 
     def take_in(self, scheduled: SchedulerOutput, output: ModelRunnerOutput, seconds: float | None) -> None:
         """A step was computed in so many seconds (None = not measured): say what became of its drafts."""
-        if scheduled.step not in self._drafted:
-            return
-        drafted = self._drafted.pop(scheduled.step)
         if self._record is None:
+            self._drafted.pop(scheduled.step, None)
             return
+        has_decoding = scheduled.step in self._drafted
+        drafted = self._drafted.pop(scheduled.step, None)
+        if drafted is not None or not self._num_to_skip:  # else the controller is asked about neither step
+            self._newest_taken, self._newest_taken_s = scheduled.step, self._clock()
         if drafted is None:
-            if seconds is not None:
+            if has_decoding and seconds is not None:
                 self._num_taken += 1
                 self._taken_s += seconds
             return
         is_capture = seconds is None and output.is_capture
-        if is_capture:
-            seconds = self._clock() - drafted.planned_s
-        if seconds is None:
+        if seconds is None and not is_capture:
             return
+        seconds = self._whole_seconds(drafted, seconds)
         kept = accepted = np.zeros(len(drafted.rows), dtype=np.int32)
         if scheduled.drafts is not None:
             kept, accepted = self._outcomes(scheduled, output, drafted.rows)
@@ -254,6 +263,20 @@ class Drafts:
                 is_capture=is_capture,
             )
         )  # fmt: skip
+
+    def _whole_seconds(self, drafted: _Drafted, computing_s: float | None) -> float:
+        """Of a step that was just taken in, the proposer left out: from the step before it, as far as that is known.
+
+        What is done for each step beside computing it is saved where drafts save a step, and takes longer with drafts.
+        """
+        step_s = self._newest_taken_s - drafted.planned_s
+        if drafted.between_s is None:
+            return step_s if computing_s is None else computing_s
+        usual_s = self._usual_between_s
+        # Where much more time went between two steps than is usual, the engine was waiting.
+        between_s = min(drafted.between_s, step_s if usual_s is None else MOST_TIMES_BETWEEN * usual_s)
+        self._usual_between_s = between_s if usual_s is None else usual_s + BETWEEN_SHARE * (between_s - usual_s)
+        return step_s + between_s
 
     def _outcomes(
         self, scheduled: SchedulerOutput, output: ModelRunnerOutput, rows: np.ndarray

@@ -13,13 +13,14 @@ Of a class that is closed only some steps are asked about; in these drafts are l
     observe(load, proposals, accepted)          later: those that would have stood
     num_skipped()                               plain steps until it is asked again
 
-What is decided follows from what was recorded alone; no clock is read and nothing is drawn.
+What is decided follows from what was recorded alone; no clock is read here and nothing is drawn.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -62,9 +63,11 @@ class SpeculationController:
 
     Args:
         most_drafts: most drafts of a row in a step, at least 1.
+        clock: as `DraftController.clock`.
     """
 
-    def __init__(self, most_drafts: int = 32) -> None:
+    def __init__(self, most_drafts: int = 32, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
         self._most_drafts = most_drafts
         self._first_depth = min(FIRST_DEPTH, most_drafts)
         self._costs = CostTable()
@@ -94,7 +97,8 @@ class SpeculationController:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain."""
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
         self._watch = watch = self._watches.get(bucket) or self._enter(bucket)
-        arm = self._guard.next_arm(bucket, is_promised=watch.is_promising, may_try=watch.may_try)
+        may_try = watch.may_try(knows_costs=self._costs.most_foreseen > 0)
+        arm = self._guard.next_arm(bucket, is_promised=watch.is_promising, may_try=may_try)
         self._num_watched = self._num_to_skip = 0
         if arm is Arm.OPEN:
             self._asked = self._depths.get(bucket, self._first_depth)

@@ -43,7 +43,7 @@ class MeasuredStep(NamedTuple):
     Attributes:
         num_decoding: rows that decode.
         num_drafts: of all rows together.
-        seconds: to compute and sample.
+        seconds: to be scheduled, computed, sampled and taken in.
         drafting_s: that a model took besides to draft for the next step; 0 = there is none, or it was not asked.
     """
 

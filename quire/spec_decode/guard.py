@@ -29,12 +29,13 @@ from enum import IntEnum
 from quire.spec_decode.load import LoadBucket
 
 CONTROL_INTERVAL = 64
-# Plain steps come several in a row, of which the first is not measured: what steps with drafts do drives out of the
-# caches what a plain step needs, so that one alone takes longer than plain decoding does.
-CONTROL_RUN = 4
+# Plain steps come several in a row, of which the first are not measured: what steps with drafts do drives out of the
+# caches what a plain step needs, and what they gave is handed out in the time of the next step. So these alone take
+# longer than plain decoding does.
+CONTROL_RUN, NUM_COLD = 6, 2
 # Of a class that is new: plain steps before the first trial; the control arm comes more often until there are some.
 FIRST_PLAIN_STEPS = 2
-FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, 2, 4
+FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, NUM_COLD + 1, 4
 # What closes a class: after MIN_STEPS, or at a loss of MIN_LOST_STEPS, a mean loss of CERTAINTY times its standard
 # error; or a loss of MOST_LOST_STEPS. Of a small model these are less than a machine is away now and then, so nothing
 # is concluded from a smaller loss in seconds.
@@ -101,7 +102,7 @@ class GuardedBucket:
         num_broken: closings of those that were promises.
         until_control: steps with drafts until the next plain ones.
         num_controls: plain steps that are left of a row of them.
-        was_open: the last step was not a plain one.
+        num_cold: next plain steps that are not measured, as they follow steps with drafts.
         lost_s: seconds lost since it was opened; negative = gained.
         squares: sum of the squares of each step's loss since then.
         drawdown_s: seconds lost since the time when least was.
@@ -118,7 +119,7 @@ class GuardedBucket:
     num_broken: int = 0
     until_control: int = 0
     num_controls: int = 0
-    was_open: bool = False
+    num_cold: int = 0
     lost_s: float = 0.0
     squares: float = 0.0
     drawdown_s: float = 0.0
@@ -188,11 +189,11 @@ class DraftGuard:
         self.debt_s = max(0.0, self.debt_s - PAID_SHARE * seconds)
 
     def passes(self, bucket: LoadBucket, seconds: float) -> bool:
-        """Whether a plain step of this class, that took so long, follows one with drafts: then it is not measured."""
+        """Whether a plain step of this class, that took so long, comes behind those with drafts and is not measured."""
         guarded = self.buckets.get(bucket)
-        if guarded is None or not guarded.was_open:
+        if guarded is None or not guarded.num_cold:
             return False
-        guarded.was_open = False
+        guarded.num_cold -= 1
         self.pass_time(seconds)
         return True
 
@@ -211,7 +212,7 @@ class DraftGuard:
             guarded.plain.record(plain_s, seconds)
             return
         guarded.until_control -= 1
-        guarded.was_open = True
+        guarded.num_cold = NUM_COLD
         lost_s = guarded.speculated.record(plain_s, seconds) - plain_s / guarded.plain.speed
         guarded.lost_s += lost_s
         guarded.squares += lost_s * lost_s
@@ -225,7 +226,7 @@ class DraftGuard:
         self.pass_time(seconds)
         guarded = self.buckets.get(bucket) or self._enter(bucket)
         guarded.captured_s += max(0.0, seconds - plain_s)
-        guarded.was_open = True
+        guarded.num_cold = NUM_COLD
 
     def _judge(self, guarded: GuardedBucket, plain_s: float) -> None:
         num_steps, lost_s = guarded.speculated.num_steps, guarded.lost_s

@@ -53,9 +53,13 @@ def _suffix(config: SpeculativeConfig) -> SuffixProposer:
     )
 
 
-def make_controller(config: SpeculativeConfig) -> SpeculationController | None:
-    """What decides how many drafts a step verifies; None = all that are proposed, as asked for."""
-    return SpeculationController(config.num_tokens) if config.enable_adaptive_verification else None
+def make_controller(config: SpeculativeConfig, clock: Callable[[], float]) -> SpeculationController | None:
+    """What decides how many drafts a step verifies; None = all that are proposed, as asked for.
+
+    Args:
+        clock: seconds, for what steps and drafting take.
+    """
+    return SpeculationController(config.num_tokens, clock) if config.enable_adaptive_verification else None
 
 
 def stats_reader(proposer: DraftProposer, controller: SpeculationController | None) -> Callable[[], SpeculationStats]:

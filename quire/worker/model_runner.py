@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,7 @@ class ModelRunner:
         transfers: swaps blocks; None = there is no swap space.
         acceptance: a rule by which drafts stand; None = as they are sampled.
         group: the other ranks that compute the model; None = there are none.
+        clock: seconds, for what drafting takes.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class ModelRunner:
         transfers: BlockTransfers | None = None,
         acceptance: DraftAcceptance | None = None,
         group: GroupLead | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._model = model
         self._group = group
@@ -110,6 +113,7 @@ class ModelRunner:
         self._transfers = transfers
         self._kv_tier: KVTierWorker | None = None
         self._draft_step: DraftStep | None = None
+        self._clock = clock
 
     def register_draft_model(self, model: DraftModel, block_size: int) -> None:
         """From now on draft behind steps that ask for it."""
@@ -183,13 +187,13 @@ class ModelRunner:
             hidden = self._group.take(hidden)
         output = self._sampling_step.run(computed.batch, hidden, grammar)
         if self._draft_step is not None and computed.draft_request is not None:
-            start = time.perf_counter()
+            start = self._clock()
             batch, lines = computed.batch, None
             if batch.trees is not None:
                 assert self._kept_tokens is not None and output.sampled_start_loc is not None, "it was sampled"
                 batch, lines = along_paths(batch, self._kept_tokens, output.sampled_start_loc)
             drafts = self._draft_step.run(batch, hidden, output, computed.draft_request, lines)
-            output = replaced(output, proposals=drafts, drafting_s=time.perf_counter() - start)
+            output = replaced(output, proposals=drafts, drafting_s=self._clock() - start)
         if computed.is_capture:
             output = dataclasses.replace(output, is_capture=True)
         if self._kv_tier is not None:

@@ -366,6 +366,7 @@ class Worker:
             kv_caches.transfers,
             acceptance,
             group,
+            ops.clock,
         )
         by_layer = dict(zip(layer_names, kv_caches.by_layer, strict=True))
         num_tokens = min(setup.block_size, max_model_len, setup.limits.max_num_batched_tokens)

@@ -85,7 +85,7 @@ class DraftingEngine:
             SamplingParams(max_tokens=LENGTH, ignore_eos=True, detokenize=False, seed=first_seed + i, **PARAMS[kind])
             for i in range(count)
         ]
-        with mock.patch.object(core_factory, "make_controller", lambda config: controller):
+        with mock.patch.object(core_factory, "make_controller", lambda config, clock: controller):
             llm = LLM(str(self._target), speculative_config={**drafting, "num_speculative_tokens": 3}, **SETTINGS)
         with llm:
             outputs = llm.generate([{"prompt_token_ids": PROMPT}] * count, params, use_tqdm=False)

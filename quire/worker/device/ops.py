@@ -9,6 +9,7 @@ A new device is one constructor in a file of its own and its entry in `registry.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class DeviceOps:
         stage: the layers that this process has, and the way to the others; None = all.
         runtime: of the native kernels; None = the device has others.
         measure_limits: operations and bytes a second at most, measured in half a second; None = it cannot be.
+        clock: seconds, for what drafting takes; that of the engine core's draft controller.
     """
 
     device: torch.device
@@ -64,6 +66,7 @@ class DeviceOps:
     stage: PipelineStage | None = None
     runtime: NativeRuntime | None = None
     measure_limits: Callable[[], tuple[float, float]] | None = None
+    clock: Callable[[], float] = time.perf_counter
 
     @property
     def all_ranks(self) -> Communicator:

@@ -167,12 +167,21 @@ def test_a_row_may_get_no_token_and_computes_its_newest_one_again():
 
 
 class Two:
-    """A controller that asks for five drafts a row and verifies two of them."""
+    """A controller that asks for five drafts a row and verifies two of them; its clock stands unless it is moved."""
 
     def __init__(self, most: int = 5, skips: int = 0) -> None:
         self.most, self.skips = most, skips
+        self.now_s = 0.0
         self.steps: list[SpeculatedStep] = []
         self.skipped: list[tuple[int, float]] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def pass_quarter(self, scheduled: object) -> float:
+        """A step takes 0.25 s."""
+        self.now_s += 0.25
+        return 0.25
 
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         return self.most
@@ -216,7 +225,7 @@ def test_a_controller_says_how_many_drafts_are_verified_and_is_given_what_became
     assert engine.tokens[0] == expected_answer(request, 100)[0]
     assert all(step.drafts.counts.tolist() == [2] for step in engine.scheduled[1:-1])
     assert controller.steps == []  # durations were not measured
-    engine.duration = lambda scheduled: 0.25
+    engine.duration = controller.pass_quarter
     engine.add(make_request(1, 6, max_tokens=8))
     engine.step()
     engine.step()
@@ -245,7 +254,7 @@ def test_a_controller_that_has_closed_a_load_is_asked_again_after_some_steps_or_
 def test_what_a_model_took_to_draft_in_a_step_is_the_proposers_time_and_not_the_steps(monkeypatch):
     controller = Two()
     engine = Engine(make_scheduler(proposer=Guesses(4, 1), controller=controller))
-    engine.duration = lambda scheduled: 0.25
+    engine.duration = controller.pass_quarter
     take_in = engine.scheduler.update_from_output
 
     def with_time(step: Step, output: ModelRunnerOutput, seconds: float) -> EngineCoreOutputs:
@@ -256,7 +265,19 @@ def test_what_a_model_took_to_draft_in_a_step_is_the_proposers_time_and_not_the_
     engine.step()
     engine.step()
     (taken,) = controller.steps
-    assert taken.seconds == 0.1875 and 0.0625 < taken.proposing_s < 0.25
+    assert (taken.seconds, taken.proposing_s) == (0.1875, 0.0625)
+
+
+def test_a_step_lasts_from_the_one_before_it_but_the_engine_may_wait_between_them():
+    controller = Two()
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
+    engine.duration = controller.pass_quarter
+    engine.add(make_request(0, 5, max_tokens=20))
+    engine.step()
+    for between_s in (0.125, 0.125, 100.0):
+        controller.now_s += between_s
+        engine.step()
+    assert [taken.seconds for taken in controller.steps] == [0.375, 0.375, 0.5]
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

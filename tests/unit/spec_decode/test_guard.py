@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.spec_decode.guard import CONTROL_INTERVAL, MOST_CLOSED_S, Arm, DraftGuard
+from quire.spec_decode.guard import CONTROL_INTERVAL, CONTROL_RUN, MOST_CLOSED_S, Arm, DraftGuard
 from quire.spec_decode.load import LoadBucket, bucket_of
 
 ONE = bucket_of(1, 0, 100)
@@ -22,8 +22,9 @@ def run(guard: DraftGuard, num_steps: int, speed: float, bucket: LoadBucket = ON
 def test_a_gaining_class_stays_open_with_one_plain_step_in_64():
     guard = DraftGuard()
     run(guard, 200, 2.0)
-    arms = run(guard, 20 * CONTROL_INTERVAL, 2.0)
-    assert arms.count(Arm.CONTROL) == 20 and arms.count(Arm.OPEN) == 20 * (CONTROL_INTERVAL - 1)
+    arms = run(guard, 4 * CONTROL_RUN * CONTROL_INTERVAL, 2.0)
+    num_control = 4 * CONTROL_RUN
+    assert arms.count(Arm.CONTROL) == num_control and arms.count(Arm.OPEN) == num_control * (CONTROL_INTERVAL - 1)
     assert not guard.num_closings
 
 

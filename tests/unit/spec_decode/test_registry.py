@@ -32,7 +32,7 @@ def test_the_log_names_what_drafts(config, text):
 @pytest.mark.parametrize("method", [("ngram",), ("suffix",), ("suffix", "ngram")])
 def test_memory_of_texts_and_past_answers_is_told(method):
     config = SpeculativeConfig(method=method)
-    proposer, controller = make_proposer(config, None), make_controller(config)
+    proposer, controller = make_proposer(config, None), make_controller(config, float)
     read = stats_reader(proposer, controller)
     assert read().history_bytes == read().num_stored == 0 and read().controller is not None
     begin(proposer, 0)
