@@ -37,6 +37,9 @@ class CountsDrafts:
     def __init__(self) -> None:
         self.num_accepted = 0
 
+    def clock(self) -> float:
+        return 0.0
+
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         return 3
 

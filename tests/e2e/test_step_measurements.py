@@ -25,7 +25,7 @@ def answers(
     clock = functools.partial(next, itertools.count(0.0, tick_s))
 
     def measure(*args: Any) -> list[MeasuredStep]:
-        measured.append(measure_steps(*args, clock=clock))
+        measured.append(measure_steps(*args[:-1], clock))
         return measured[-1]
 
     monkeypatch.setattr(core_factory, "measure_steps", measure)
