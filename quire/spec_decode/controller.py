@@ -98,7 +98,7 @@ class SpeculationController:
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
         self._watch = watch = self._watches.get(bucket) or self._enter(bucket)
         may_try = watch.may_try(knows_costs=self._costs.most_foreseen > 0)
-        arm = self._guard.next_arm(bucket, is_promised=watch.is_promising, may_try=may_try)
+        arm = self._guard.next_arm(bucket, promise=watch.promise, may_try=may_try)
         self._num_watched = self._num_to_skip = 0
         if arm is Arm.OPEN:
             self._asked = self._depths.get(bucket, self._first_depth)
@@ -304,6 +304,7 @@ class SpeculationController:
         plain_s = self._costs.plain_seconds(bucket, load.num_decoding, load.num_other_tokens)
         if step.proposing_s:
             self._guard.pass_time(step.proposing_s)
+            self._guard.note_look(bucket)
             self._watch.note_time(step.proposing_s)
             pause_s = self._watch.pause_s(plain_s, may_hurry=self._guard.may_trust(bucket))
             self._next_look_s = self._guard.busy_s + pause_s

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.spec_decode.guard import Promise
+
 # What looking takes of the time, at most; and the share of a proposer's time that planning takes besides.
 WATCHED_SHARE = 0.004
 PLANNING_S = 0.0002
@@ -20,9 +22,9 @@ MIN_INTERVAL, MAX_INTERVAL = 16, 1024
 ENOUGH, NEWEST_SHARE, HURRY = 3, 0.25, 8
 # One look counts for no more than this.
 MOST_GAIN = 2.5
-# What is a promise; and so many looks come before a trial without one where an estimate is under BEARABLE, or made of
-# costs that were measured.
-MIN_PROMISE, BEARABLE, ENOUGH_WITHOUT = 1.05, 0.9, 24
+# What is a promise, and what a strong one. So many looks come before a trial without one where an estimate is under
+# BEARABLE, or made of costs that were measured.
+MIN_PROMISE, STRONG_PROMISE, BEARABLE, ENOUGH_WITHOUT = 1.15, 1.5, 0.9, 24
 
 
 @dataclass(slots=True)
@@ -47,9 +49,11 @@ class DraftWatch:
         return self.gained / self.seen if self.seen else 1.0
 
     @property
-    def is_promising(self) -> bool:
+    def promise(self) -> Promise:
         """Whether drafts would gain."""
-        return self.num_looks >= ENOUGH and self.ratio >= MIN_PROMISE
+        if self.num_looks < ENOUGH or self.ratio < MIN_PROMISE:
+            return Promise.NONE
+        return Promise.STRONG if self.ratio >= STRONG_PROMISE else Promise.SOME
 
     def may_try(self, *, knows_costs: bool) -> bool:
         """Whether there were enough looks for drafts to be tried without a promise, as estimates may be wrong.
@@ -81,6 +85,6 @@ class DraftWatch:
         """Seconds of plain steps, of `step_s` each, until the next look."""
         share = WATCHED_SHARE if self.num_looks else FIRST_SHARE
         pause_s = min(max(self.look_s / share, MIN_INTERVAL * step_s), MAX_INTERVAL * step_s)
-        if may_hurry and self.look_s < step_s and (self.num_looks < ENOUGH or self.is_promising):
+        if may_hurry and self.look_s < step_s and (self.num_looks < ENOUGH or self.promise):
             pause_s /= HURRY
         return pause_s

@@ -5,7 +5,7 @@ CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or
 last gained, the class is closed. It is tried again
 
 - on evidence, if drafts that were only looked at (`draft_watch`) promise a gain: after 1, 4, 16, ... seconds, counted
-  by trials on such promises that lost (less where steps are short);
+  by trials on such promises that lost (less where steps are short); after 4 at most if the gain is large;
 - without, since costs may have changed: after 1, 2, 4, ... MOST_CLOSED_S, and when all is paid.
 
 Trials that are lost are paid for: their loss, and what capturing their steps took, is a debt, of which each second of
@@ -29,9 +29,9 @@ from enum import IntEnum
 from quire.spec_decode.load import LoadBucket
 
 CONTROL_INTERVAL = 64
-# Plain steps come several in a row, of which the first are not measured: what steps with drafts do drives out of the
-# caches what a plain step needs, and what they gave is handed out in the time of the next step. So these alone take
-# longer than plain decoding does.
+# Plain steps come several in a row, of which the first are not measured: what proposers and steps with drafts do drives
+# out of the caches what a plain step needs, and what they gave is handed out in the time of the next step. So these
+# alone take longer than plain decoding does; and so do the first steps of a load, behind prompts.
 CONTROL_RUN, NUM_COLD = 6, 2
 # Of a class that is new: plain steps before the first trial; the control arm comes more often until there are some.
 FIRST_PLAIN_STEPS = 2
@@ -39,7 +39,7 @@ FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, NUM_COLD + 1, 4
 # What closes a class: after MIN_STEPS, or at a loss of MIN_LOST_STEPS, a mean loss of CERTAINTY times its standard
 # error; or a loss of MOST_LOST_STEPS. Of a small model these are less than a machine is away now and then, so nothing
 # is concluded from a smaller loss in seconds.
-MIN_STEPS, MIN_LOST_STEPS, CERTAINTY, MOST_LOST_STEPS, MIN_LOST_S = 16, 1.0, 1.5, 4.0, 0.01
+MIN_STEPS, MIN_LOST_STEPS, CERTAINTY, MOST_LOST_STEPS, MIN_LOST_S = 16, 1.0, 1.5, 4.0, 0.006
 # Plain steps, or seconds, lost since drafts last gained that close a class too, however much they gained before.
 MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
@@ -59,6 +59,14 @@ class Arm(IntEnum):
     CLOSED = 0
     CONTROL = 1
     OPEN = 2
+
+
+class Promise(IntEnum):
+    """What drafts of a closed class that were only looked at would gain."""
+
+    NONE = 0
+    SOME = 1
+    STRONG = 2
 
 
 class Progress:
@@ -96,13 +104,13 @@ class GuardedBucket:
 
     Attributes:
         is_closed: nothing is proposed before `closed_until_s`, on the guard's clock, and until a trial is afforded; or
-            before `promised_until_s`, if a gain is promised.
+            before `promised_until_s`, if a gain is promised, `strong_until_s` if it is a large one.
         is_promised: it was opened on a promise.
         num_closings: since it was last proven; each is twice as long as the one before.
         num_broken: closings of those that were promises.
         until_control: steps with drafts until the next plain ones.
         num_controls: plain steps that are left of a row of them.
-        num_cold: next plain steps that are not measured, as they follow steps with drafts.
+        num_cold: next plain steps that are not measured, as they follow steps of another kind.
         lost_s: seconds lost since it was opened; negative = gained.
         squares: sum of the squares of each step's loss since then.
         drawdown_s: seconds lost since the time when least was.
@@ -114,12 +122,13 @@ class GuardedBucket:
     is_closed: bool = True
     closed_until_s: float = 0.0
     promised_until_s: float = 0.0
+    strong_until_s: float = 0.0
     is_promised: bool = False
     num_closings: int = 0
     num_broken: int = 0
     until_control: int = 0
     num_controls: int = 0
-    num_cold: int = 0
+    num_cold: int = NUM_COLD
     lost_s: float = 0.0
     squares: float = 0.0
     drawdown_s: float = 0.0
@@ -148,17 +157,18 @@ class DraftGuard:
         self.buckets: dict[LoadBucket, GuardedBucket] = {}
         self._newest: GuardedBucket | None = None
 
-    def next_arm(self, bucket: LoadBucket, *, is_promised: bool, may_try: bool) -> Arm:
+    def next_arm(self, bucket: LoadBucket, *, promise: Promise, may_try: bool) -> Arm:
         """What the next step of this class is to be.
 
         Args:
-            is_promised: drafts that were looked at would have gained.
+            promise: what drafts that were looked at would have gained.
             may_try: it may be tried without a promise, when that is due.
         """
         guarded = self._newest = self.buckets.get(bucket) or self._enter(bucket)
         if guarded.is_closed:
             is_due = may_try and guarded.closed_until_s <= self.busy_s and self.debt_s <= 0.0
-            is_promised = is_promised and guarded.promised_until_s <= self.busy_s
+            until_s = guarded.strong_until_s if promise is Promise.STRONG else guarded.promised_until_s
+            is_promised = promise is not Promise.NONE and until_s <= self.busy_s
             if not is_due and not is_promised:
                 return Arm.CLOSED
             if guarded.plain.num_steps < FIRST_PLAIN_STEPS:
@@ -179,17 +189,22 @@ class DraftGuard:
         return self.debt_s <= 0.0
 
     def may_trust(self, bucket: LoadBucket) -> bool:
-        """Whether the class would be opened on a promise."""
+        """Whether the class would be opened on a promise, be it a large one."""
         guarded = self.buckets.get(bucket)
-        return guarded is None or guarded.promised_until_s <= self.busy_s
+        return guarded is None or guarded.strong_until_s <= self.busy_s
 
     def pass_time(self, seconds: float) -> None:
         """Steps took so long; closed classes come nearer to their next trial."""
         self.busy_s += seconds
         self.debt_s = max(0.0, self.debt_s - PAID_SHARE * seconds)
 
+    def note_look(self, bucket: LoadBucket) -> None:
+        """In the plain step that is recorded next, drafts were looked at."""
+        guarded = self.buckets.get(bucket) or self._enter(bucket)
+        guarded.num_cold = NUM_COLD
+
     def passes(self, bucket: LoadBucket, seconds: float) -> bool:
-        """Whether a plain step of this class, that took so long, comes behind those with drafts and is not measured."""
+        """Whether a plain step of this class, that took so long, follows steps of another kind and is not measured."""
         guarded = self.buckets.get(bucket)
         if guarded is None or not guarded.num_cold:
             return False
@@ -250,6 +265,7 @@ class DraftGuard:
         guarded.is_closed = True
         guarded.closed_until_s = self.busy_s + min(first_s * 2.0**guarded.num_closings, MOST_CLOSED_S)
         guarded.promised_until_s = self.busy_s + min(first_s * 4.0**guarded.num_broken, MOST_CLOSED_S)
+        guarded.strong_until_s = min(guarded.promised_until_s, self.busy_s + 4.0 * first_s)
         guarded.num_closings += 1
         guarded.num_broken += guarded.is_promised
         self.num_closings += 1
@@ -262,5 +278,6 @@ class DraftGuard:
         if newest is not None and newest.is_closed:
             guarded.closed_until_s, guarded.num_closings = newest.closed_until_s, newest.num_closings
             guarded.promised_until_s, guarded.num_broken = newest.promised_until_s, newest.num_broken
+            guarded.strong_until_s = newest.strong_until_s
         self.buckets[bucket] = guarded
         return guarded

@@ -10,7 +10,7 @@ from quire.core.speculation_stats import Reason
 from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.draft_budget import common_budgets
 from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_WITHOUT, DraftWatch
-from quire.spec_decode.guard import DraftGuard
+from quire.spec_decode.guard import DraftGuard, Promise
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import FEW, Survival
 from tests.unit.spec_decode.simulated_machine import Drafter, linear, play
@@ -20,12 +20,12 @@ from tests.unit.spec_decode.test_estimates import make_proposals
 def test_an_estimate_takes_some_looks_and_follows_the_newest():
     watch = DraftWatch()
     for _ in range(ENOUGH):
-        assert not watch.is_promising and not watch.may_try(knows_costs=False)
+        assert not watch.promise and not watch.may_try(knows_costs=False)
         watch.observe(0.03, 0.02)
-    assert watch.is_promising and watch.may_try(knows_costs=False) and watch.ratio == 1.5
+    assert watch.promise and watch.may_try(knows_costs=False) and watch.ratio == 1.5
     for _ in range(3):
         watch.observe(0.01, 0.02)
-    assert not watch.is_promising and 0.5 < watch.ratio < 1.0
+    assert not watch.promise and 0.5 < watch.ratio < 1.0
 
 
 @pytest.mark.parametrize(("plain_s", "knows_costs"), [(0.01, False), (0.0199, True)])
@@ -34,7 +34,7 @@ def test_what_would_lose_or_by_known_costs_not_gain_is_tried_after_many_looks_on
     for _ in range(ENOUGH_WITHOUT - 1):
         watch.observe(plain_s, 0.02)
     assert (watch.ratio < BEARABLE) is not knows_costs
-    assert not watch.is_promising and not watch.may_try(knows_costs=knows_costs)
+    assert not watch.promise and not watch.may_try(knows_costs=knows_costs)
     watch.observe(plain_s, 0.02)
     assert watch.may_try(knows_costs=knows_costs)
 
@@ -77,12 +77,12 @@ def test_what_a_proposer_takes_in_looks_keeps_no_good_drafts_from_a_trial():
 def test_a_promise_is_a_reason_to_open_while_a_debt_is_left():
     guard, bucket = DraftGuard(), bucket_of(1, 0, 100)
     while not guard.num_closings:
-        is_open = guard.next_arm(bucket, is_promised=False, may_try=True).name == "OPEN"
+        is_open = guard.next_arm(bucket, promise=Promise.NONE, may_try=True).name == "OPEN"
         guard.record(bucket, is_open, 0.01, 0.03 if is_open else 0.01, is_probe=False)
     guard.pass_time(2.0)
     assert guard.debt_s > 0
-    assert guard.next_arm(bucket, is_promised=False, may_try=True).name == "CLOSED"
-    assert guard.next_arm(bucket, is_promised=True, may_try=True).name == "OPEN"
+    assert guard.next_arm(bucket, promise=Promise.NONE, may_try=True).name == "CLOSED"
+    assert guard.next_arm(bucket, promise=Promise.SOME, may_try=True).name == "OPEN"
 
 
 def test_what_capturing_took_is_owed_when_drafts_did_not_gain():
@@ -90,7 +90,7 @@ def test_what_capturing_took_is_owed_when_drafts_did_not_gain():
     for captured_s in (0.0, 0.2):
         guard, bucket = DraftGuard(), bucket_of(1, 0, 100)
         while not guard.num_closings:
-            if guard.next_arm(bucket, is_promised=False, may_try=True).name == "OPEN":
+            if guard.next_arm(bucket, promise=Promise.NONE, may_try=True).name == "OPEN":
                 if captured_s and not guard.buckets[bucket].captured_s:
                     guard.record_capture(bucket, 0.01, 0.01 + captured_s)
                 guard.record(bucket, True, 0.01, 0.03, is_probe=False)

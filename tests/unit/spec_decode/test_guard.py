@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.spec_decode.guard import CONTROL_INTERVAL, CONTROL_RUN, MOST_CLOSED_S, Arm, DraftGuard
+from quire.spec_decode.guard import CONTROL_INTERVAL, CONTROL_RUN, MOST_CLOSED_S, Arm, DraftGuard, Promise
 from quire.spec_decode.load import LoadBucket, bucket_of
 
 ONE = bucket_of(1, 0, 100)
@@ -12,7 +12,7 @@ def run(guard: DraftGuard, num_steps: int, speed: float, bucket: LoadBucket = ON
     """Steps of which those with drafts are `speed` times as fast as plain ones."""
     arms = []
     for _ in range(num_steps):
-        arm = guard.next_arm(bucket, is_promised=False, may_try=True)
+        arm = guard.next_arm(bucket, promise=Promise.NONE, may_try=True)
         is_open = arm is Arm.OPEN
         guard.record(bucket, is_open, step_s, step_s / speed if is_open else step_s, is_probe=False)
         arms.append(arm)
@@ -66,3 +66,21 @@ def test_a_class_that_becomes_good_is_found_open_again():
     run(guard, 3000, 2.0)
     assert not guard.buckets[ONE].is_closed and guard.buckets[ONE].ratio > 1.9
     assert guard.buckets[ONE].num_closings == 0
+
+
+def test_broken_promises_keep_a_large_one_waiting_for_a_short_time_only():
+    guard = DraftGuard()
+    for promise in (Promise.SOME, Promise.STRONG):
+        waits = []
+        for _ in range(4):
+            while guard.next_arm(ONE, promise=promise, may_try=False) is not Arm.OPEN:
+                guard.record(ONE, False, 0.01, 0.01, is_probe=False)
+            opened_s = guard.busy_s
+            while not guard.buckets[ONE].is_closed:
+                guard.record(ONE, True, 0.01, 0.03, is_probe=False)
+            waits.append(opened_s)
+        between = [later - earlier for earlier, later in zip(waits, waits[1:], strict=False)]
+        if promise is Promise.SOME:
+            assert between[2] > 3 * between[1] > 9 * between[0]
+        else:
+            assert max(between) < 5.0
