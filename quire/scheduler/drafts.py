@@ -127,7 +127,8 @@ class Drafts:
         )  # fmt: skip
         most = load.num_left
         start = self._clock()
-        between_s = start - self._newest_taken_s if self._newest_taken == number - 1 else None
+        # Not below 0: the clock may be the thread's, and another one may run this step.
+        between_s = max(0.0, start - self._newest_taken_s) if self._newest_taken == number - 1 else None
         drafted = self._drafted[number] = _Drafted(load, _NO_ROWS, between_s)
         if self._most_tokens is not None and most:
             most = min(most, self._ask_controller(self._most_tokens, load))
