@@ -28,6 +28,8 @@ from training.memory import keep_freed_memory
 from training.model import Leaf, LeafConfig
 from training.muon import build_optimisers
 
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
 
 @dataclass
 class Settings:
@@ -241,6 +243,7 @@ def main() -> None:
     parser.add_argument("--lr-adam", type=float, default=0.004)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=0, help="parts of a batch, each with a core (0: all cores)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of matrix products (default: what is fastest here)")
     parser.add_argument("--max-steps", type=int, default=0, help="stop after so many steps (0: at the end)")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints")
     args = parser.parse_args()
@@ -258,7 +261,7 @@ def main() -> None:
         max_steps=args.max_steps,
         save_every=args.save_every,
         threads=(args.threads or os.cpu_count() or 1) if device == "cpu" else 1,
-        dtype=fast_dtype(device),
+        dtype=DTYPES[args.dtype] if args.dtype else fast_dtype(device),
     )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())
