@@ -137,6 +137,7 @@ class Answers:
 
     Attributes:
         token_ids: of each request.
+        num_steps, seconds: that they took.
     """
 
     token_ids: list[list[int]] = dataclasses.field(default_factory=list)

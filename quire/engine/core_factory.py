@@ -18,6 +18,7 @@ from quire.core.draft_trees import MOST_TREES, num_scratch_blocks
 from quire.core.drafts import DraftController, DraftProposer
 from quire.core.expert_group import ExpertGroup
 from quire.core.kv_spec import KVCacheConfig, KVCacheSpec
+from quire.core.step_clock import step_clock
 from quire.engine.core import EngineCore, never, nothing
 from quire.engine.grammar_gate import grammar_gate, make_grammars
 from quire.engine.kv_event_publisher import start_kv_events
@@ -44,7 +45,6 @@ from quire.spec_decode.filtered import FilteredProposer
 from quire.spec_decode.registry import describe, make_controller, make_proposer, stats_reader
 from quire.utils.paths import why_no_directory
 from quire.utils.phases import PhaseTimer
-from quire.utils.step_clock import step_clock
 
 if TYPE_CHECKING:
     from quire.flight_recorder.writer import RecordWriter
@@ -85,7 +85,7 @@ def build_core(
         make: Any = make_executor or executor_class(config.parallel.distributed_executor_backend)
         shared = {} if experts is None else {"experts": experts}  # executors of plugins are not given any
         executor: Executor = make(config, platform, logits_processors, **shared)
-    clock = step_clock(platform.is_cpu and config.parallel.distributed_executor_backend == "uni")
+    clock = step_clock(config.parallel, is_cpu=platform.is_cpu)
     proposer, controller, reports, executor = _make_speculation(config.speculative, executor, clock)
     with timer.phase("KV cache"):
         recovery = StepRecovery()

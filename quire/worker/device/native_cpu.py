@@ -14,6 +14,7 @@ from quire.config.engine import QuireConfig
 from quire.config.expert_placement import ExpertPlaces
 from quire.config.model import ONLINE_QUANTIZATIONS
 from quire.config.pipeline import divide_layers
+from quire.core.step_clock import step_clock
 from quire.distributed.communicator import Communicator, SingleCommunicator
 from quire.distributed.expert_exchange import ExpertExchange
 from quire.distributed.pipeline import PipelineStage
@@ -34,7 +35,6 @@ from quire.models.loader import attention_params_of
 from quire.models.packing_cache import PackingCache, default_cache_directory
 from quire.sample.ops.native import NativeSamplingOps
 from quire.sample.ops.torch_ops import TorchSamplingOps
-from quire.utils.step_clock import step_clock
 from quire.worker.device.graphs import no_graphs
 from quire.worker.device.memory import HostMemory
 from quire.worker.device.ops import DeviceOps
@@ -91,7 +91,7 @@ def native_cpu(setup: WorkerSetup) -> DeviceOps:
         stage=stage,
         runtime=runtime,
         measure_limits=partial(measure_limits, runtime, setup.dtype),
-        clock=step_clock(config.parallel.distributed_executor_backend == "uni"),
+        clock=step_clock(config.parallel, is_cpu=True),
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from quire.attention.selector import select_backend
+from quire.core.step_clock import step_clock
 from quire.layers.kernels import TorchKernels
 from quire.layers.quantization import with_quantization
 from quire.models.loader import attention_params_of
 from quire.sample.ops.torch_ops import TorchSamplingOps
-from quire.utils.step_clock import step_clock
 from quire.worker.device.memory import CudaMemory, HostMemory
 from quire.worker.device.ops import DeviceOps
 from quire.worker.setup import WorkerSetup
@@ -30,5 +30,5 @@ def torch_ops(setup: WorkerSetup) -> DeviceOps:
         attention=select_backend(config.device.attention_backend, attention_params_of(setup.arch), setup.dtype, device),
         sampling=TorchSamplingOps(),
         memory=HostMemory(platform.memory.available_bytes) if platform.is_cpu else CudaMemory(device),
-        clock=step_clock(platform.is_cpu and config.parallel.distributed_executor_backend == "uni"),
+        clock=step_clock(config.parallel, is_cpu=platform.is_cpu),
     )
