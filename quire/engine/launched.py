@@ -205,11 +205,13 @@ class LeadClient(LaunchedClient):
                 self._await_all(Ready, "make the calls that rank 0 has made")
             outputs, value = compute()
             if self._group.links:
-                # Perhaps the last that scripts want: rank 0's may end as soon as this returns.
+                # Perhaps the last that scripts want: they may end as soon as this returns, which others must not miss.
                 is_last = outputs is None or bool(outputs.finished)
                 self._client.call_worker("end_call", outputs, value, is_last)
                 if is_last:
                     self._await_all(Done, "take what a call came to")
+                    for link in self._group.links:
+                        link.send(Done())
         except BaseException as error:
             raise self._end(error) from error
         return outputs, value
@@ -297,6 +299,8 @@ class FollowClient(LaunchedClient):
             end = self._rank.follow()
             if end.is_last:
                 self._rank.link.send(Done())
+                told = self._rank.await_lead("say that all ranks have what a call came to", CALL_TIMEOUT_S)
+                assert isinstance(told, Done), "rank 0's order of messages"
         except BaseException as error:
             raise self._end(error) from error
         return end.outputs, end.value

@@ -77,7 +77,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """This rank's script has what a call came to: rank 0's may end."""
+    """This rank's script has what a call came to; from rank 0: all have, and any may end."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -87,4 +87,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 ToLead = Hello | Opened | Loaded | Ready | Done | Failed
-FromLead = OpenHere | Join | Start | Call | Failed
+FromLead = OpenHere | Join | Start | Call | Done | Failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from quire import LLM, AsyncLLM, SamplingParams, envs
 from quire.distributed.rendezvous import Rendezvous
 from quire.errors import ConfigError, EngineDeadError, QuireError
+from quire.executor.launched import FollowedRank
 from tests.parallel.circumstances import SETTINGS
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": list(range(8, 60))}]
@@ -115,6 +117,28 @@ def test_the_end_of_a_rank_is_an_error_that_names_it(scripts: Scripts):
 
     error = scripts.run(script)[0]
     assert isinstance(error, EngineDeadError) and "rank 1" in error.message and "has ended" in error.message
+
+
+def test_no_script_goes_on_before_all_ranks_have_what_the_call_came_to(
+    scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+):
+    follow, has_it = FollowedRank.follow, threading.Event()
+
+    def slowly(self: FollowedRank) -> Any:
+        end = follow(self)
+        if self.rank == 2 and end.is_last:
+            time.sleep(0.3)  # the others would end in the meantime, and rank 2 would report that
+            has_it.set()
+        return end
+
+    monkeypatch.setattr(FollowedRank, "follow", slowly)
+
+    def script(rank: int) -> bool:
+        llm = launched(tensor_parallel_size=1, pipeline_parallel_size=3)
+        answers(llm, PROMPTS[:1])
+        return has_it.is_set()
+
+    assert scripts.run(script, size=3) == [True, True, True]
 
 
 def test_ranks_with_other_settings_are_refused_on_all_of_them(scripts: Scripts):

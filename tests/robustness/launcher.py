@@ -39,7 +39,9 @@ def script(sizes: dict[str, int], forever: bool) -> None:
     from quire.errors import QuireError
 
     def say(**values: Any) -> None:
-        print(json.dumps({"rank": int(os.environ.get("RANK", -1)), "at": time.time(), **values}), flush=True)
+        line = json.dumps({"rank": int(os.environ.get("RANK", -1)), "at": time.time(), **values})
+        sys.stdout.write(f"{line}\n")  # at once: ranks that torchrun starts share a file
+        sys.stdout.flush()
 
     extra = {"distributed_executor_backend": "external_launcher", **sizes} if sizes else {}
     kinds: list[dict[str, Any]] = [{"temperature": 0.8, "top_p": 0.9}, {"temperature": 0, "max_tokens": 40},
