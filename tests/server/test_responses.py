@@ -255,6 +255,7 @@ def test_what_has_no_effect_is_named(server):
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}, "strict": "yes"}}}, "text"),
         ({"reasoning": {"effort": "enormous"}}, "reasoning"),
         ({"metadata": {"x" * 65: "y"}}, "metadata"),
         ({"background": True, "store": False}, "background"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -130,3 +131,28 @@ def test_fields_that_leave_a_form_no_token_are_named_with_400(leaf: RunningServe
     with pytest.raises(openai.BadRequestError) as caught:
         write(leaf, extra_body=body)
     assert caught.value.param == param and caught.value.status_code == 400
+
+
+WRONG = {"type": "object", "not": {"required": ["a"]}}
+NAMED = {"type": "json_schema", "name": "a", "schema": WRONG}
+MESSAGE = {"model": "leaf", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+OF_EVERY_API = [
+    ("/v1/chat/completions", "response_format", {**MESSAGE, "response_format": {"type": "json_schema", "json_schema": {
+        "name": "a", "schema": WRONG}}}),
+    ("/v1/responses", "text.format", {"model": "leaf", "input": "Hi", "text": {"format": NAMED}}),
+    ("/v1/messages", "output_config.format", {**MESSAGE, "output_config": {"format": {
+        "type": "json_schema", "schema": WRONG}}}),
+    ("/v1/messages", "output_format", {**MESSAGE, "output_format": {"type": "json_schema", "schema": WRONG}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "name", "body"), OF_EVERY_API, ids=[name for _, name, _ in OF_EVERY_API])
+def test_errors_of_a_schema_call_its_field_as_the_api_does(
+    leaf: RunningServer, path: str, name: str, body: dict[str, Any]
+):
+    answer = httpx.post(leaf.url + path, json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and f"supports {name} (" in error["message"], error
+    assert error.get("param", name) in (name, "text")
+    both = httpx.post(leaf.url + path, json={**body, "structured_outputs": {"choice": ["a"]}}).json()["error"]
+    assert f"{name} and structured_outputs both constrain" in both["message"]

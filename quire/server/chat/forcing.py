@@ -64,7 +64,7 @@ def grammar_for(
         strict = _strict(choice, writer, warnings)
         return None if strict is None else StructuredOutputsParams(call_grammar=strict, source=TOOLS_FIELD)
     if response_format.kind not in ("json", "json_object") or writer.syntax is None:
-        warnings.advise("tools: the output follows response_format, so it is not a tool call")
+        warnings.advise(f"tools: the output follows {response_format.field}, so it is not a tool call")
         return response_format
     schema = (
         parse_json(response_format.field, response_format.json) if response_format.json is not None else ANY_ARGUMENTS

@@ -126,8 +126,8 @@ class Parsing:
         if request.structured_outputs is not None:
             return None  # the answer is no call
         writer = CallWriter(syntax, self._special, self._structured)
-        response_format = None if choice.is_required else structured_outputs(request.response_format, None)
-        return grammar_for(choice, response_format, writer, warnings)
+        form = None if choice.is_required else structured_outputs(request.response_format, None, request.form_field)
+        return grammar_for(choice, form, writer, warnings)
 
 
 class ParsingPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -24,6 +24,19 @@ BUDGET, NO_BUDGET = (
 )
 THINKING = ("enabled", "disabled", "adaptive")
 DISPLAYS = (None, "summarized", "omitted")
+OLD_FORM_FIELD, FORM_FIELD = "output_format", "output_config.format"
+
+
+class MessagesChat(ChatRequest, kw_only=True):
+    """The chat of a Messages request."""
+
+    form_field: ClassVar[str] = FORM_FIELD
+
+
+class OldFormChat(ChatRequest, kw_only=True):
+    """That of one whose form has its earlier name."""
+
+    form_field: ClassVar[str] = OLD_FORM_FIELD
 
 
 class Thinking(msgspec.Struct):
@@ -72,7 +85,8 @@ def chat_request(
         del thinking[BUDGET]
         warnings.add("thinking", NO_BUDGET)
     translated = {**_prompt(body, warnings), **_form(body, warnings), **thinking, "stop": body.stop_sequences or None}
-    return ChatRequest(**{**shared(body, ChatRequest), **translated})
+    chat = MessagesChat if body.output_format is None else OldFormChat
+    return chat(**{**shared(body, ChatRequest), **translated})
 
 
 def chat_prompt(body: MessagesRequest, warnings: Warnings) -> ChatRequest:
@@ -151,16 +165,16 @@ def _check_budget(budget: int | None, max_tokens: int | None) -> None:
 
 def _form(body: MessagesRequest, warnings: Warnings) -> dict[str, Any]:
     """The form of the answer."""
-    form, where = body.output_format, "output_format"
+    form, where = body.output_format, OLD_FORM_FIELD
     if body.output_config is not None:
         config = read_part("output_config", body.output_config, OutputConfig, warnings, {"effort": ()})
         if config.format is not None:
             if form is not None:
                 raise ValidationError(
-                    "output_format and output_config.format both constrain the output",
-                    hint="leave out one of them", field="output_format",
+                    f"{OLD_FORM_FIELD} and {FORM_FIELD} both constrain the output",
+                    hint="leave out one of them", field=OLD_FORM_FIELD,
                 )  # fmt: skip
-            form, where = config.format, "output_config.format"
+            form, where = config.format, FORM_FIELD
     if form is None:
         return {}
     kind_of(where, form, ("json_schema",), "use json_schema")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from quire.errors import ValidationError
 from quire.server.api.responses.items import Item, messages_of
@@ -15,14 +15,21 @@ from quire.server.chat.protocol.fields import shared
 from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown, wrong_type
 
+FORM_FIELD = "text.format"
 FIELD_NAMES = {
     "messages": "input", "len(messages)": "input", "prompt": "input", "prompt_token_ids": "input",
     "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens", "response_format": "text", "logprobs": "include",
+    "max_tokens": "max_output_tokens", FORM_FIELD: "text", "logprobs": "include",
 }  # fmt: skip
 """What a chat calls a field -> what a response does."""
 FORMAT_KEYS = ("name", "schema", "strict", "description")
 FORMAT_CHARS = {"name": 128, "description": 1 << 16}
+
+
+class ResponseChat(ChatRequest, kw_only=True):
+    """The chat of a response."""
+
+    form_field: ClassVar[str] = FORM_FIELD
 
 
 def chat_request(
@@ -58,7 +65,7 @@ def chat_request(
         "chat_template_kwargs": kwargs,
         "stream_options": None,  # those of a response say nothing of its text
     }
-    return ChatRequest(**{**shared(request, ChatRequest), **translated})
+    return ResponseChat(**{**shared(request, ChatRequest), **translated})
 
 
 def _max_prompt_tokens(request: ResponsesRequest) -> int | None:
@@ -91,6 +98,9 @@ def _response_format(request: ResponsesRequest) -> dict[str, Any] | None:
         return {"type": kind} if kind == "json_object" else None
     if not isinstance(given.get("schema"), dict):
         error = wrong_type("text.format.schema", given.get("schema"), "an object")
+        raise ValidationError(error.message, hint=error.hint, field="text")
+    if not isinstance(given.get("strict"), bool | None):
+        error = wrong_type("text.format.strict", given["strict"], "true or false")
         raise ValidationError(error.message, hint=error.hint, field="text")
     for name, limit in FORMAT_CHARS.items():
         if not isinstance(given.get(name) or "", str) or len(given.get(name) or "") > limit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from quire.core.kv_hints import KV_HINTS
 from quire.core.sampling_params import KV_TRANSFER_PARAMS, RequestOutputKind, SamplingParams
 from quire.errors import ValidationError
 from quire.server.chat.protocol.fields import SamplingFields, shared
-from quire.server.chat.protocol.response_format import structured_outputs
+from quire.server.chat.protocol.response_format import FIELD, structured_outputs
 from quire.utils.checks import check_float, check_int, out_of_range, shown
 
 MAX_BAD_WORDS_CHARS = 16384
@@ -52,7 +52,13 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerationFields(SamplingFields, kw_only=True):
-    """Fields of both; None is "not given". Names, defaults and meaning are those of `SamplingParams` and of OpenAI."""
+    """Fields of both; None is "not given". Names, defaults and meaning are those of `SamplingParams` and of OpenAI.
+
+    Attributes:
+        form_field: what the client's API calls `response_format`.
+    """
+
+    form_field: ClassVar[str] = FIELD
 
     model: str | None = None
     n: int | None = None
@@ -110,7 +116,9 @@ def sampling_params(
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
             "extra_args": _extra_args(request),
-            "structured_outputs": structured_outputs(request.response_format, request.structured_outputs),
+            "structured_outputs": structured_outputs(
+                request.response_format, request.structured_outputs, request.form_field
+            ),
             "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
         }
     )

@@ -16,40 +16,41 @@ KEYS = {"text": (), "json_object": (), "json_schema": ("json_schema",)}
 
 
 def structured_outputs(
-    response_format: Mapping[str, Any] | None, given: dict[str, Any] | None
+    response_format: Mapping[str, Any] | None, given: dict[str, Any] | None, field: str = FIELD
 ) -> StructuredOutputsParams | None:
     """The form of the answer; None = any text.
 
     Args:
         response_format: OpenAI's field.
         given: the field `structured_outputs`, which says more.
+        field: what the client's API calls the first, for errors.
 
     Raises:
         ValidationError: one is malformed, or both ask for something.
     """
-    asked = None if response_format is None else _of_response_format(response_format)
+    asked = None if response_format is None else _of_response_format(response_format, field)
     if given is None:
         return asked
     if asked is not None:
         raise ValidationError(
-            "response_format and structured_outputs both constrain the output",
+            f"{field} and structured_outputs both constrain the output",
             hint="leave out one of them", field="structured_outputs",
         )  # fmt: skip
     return StructuredOutputsParams.of(given)
 
 
-def _of_response_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None:
+def _of_response_format(value: Mapping[str, Any], field: str) -> StructuredOutputsParams | None:
     kind = value.get("type")
     if isinstance(kind, str) and kind in KEYS:
         _check_keys(kind, value)
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutputsParams(json_object=True, source=FIELD)
+        return StructuredOutputsParams(json_object=True, source=field)
     if kind == "json_schema":
-        return StructuredOutputsParams(json=_schema(value.get("json_schema")), source=FIELD)
+        return StructuredOutputsParams(json=_schema(value.get("json_schema")), source=field)
     if kind == "structural_tag":
-        return StructuredOutputsParams(structural_tag=dict(value), source=FIELD)
+        return StructuredOutputsParams(structural_tag=dict(value), source=field)
     raise ValidationError(
         f"response_format.type={shown(kind)} is unknown", hint=f"use one of {', '.join(TYPES)}", field=FIELD
     )
