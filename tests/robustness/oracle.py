@@ -23,7 +23,7 @@ KEY_TOKENS = 8
 
 
 class Oracle(RowProposer):
-    """Drafts from recorded sequences.
+    """Drafts from recorded sequences. The first draft of each is wrong: by chance an answer might have no wrong one.
 
     Args:
         sequences: (prompt, output) of each.
@@ -52,6 +52,7 @@ class Oracle(RowProposer):
         self._share_wrong = share_wrong
         self._most = most
         self._rng = random.Random(seed)
+        self._begun = set[int]()
         self.num_drafted = 0
 
     def _draft(self, token_ids: np.ndarray, max_tokens: int) -> np.ndarray:
@@ -61,6 +62,9 @@ class Oracle(RowProposer):
         first = size if len(known) > size else 0  # behind the end of a recorded answer the last tokens again
         drafts = np.array(known[first : first + min(max_tokens, rng.randint(1, self._most))])
         is_wrong = np.array([rng.random() < self._share_wrong for _ in drafts], dtype=np.bool_)
+        if first and len(drafts) and id(known) not in self._begun:
+            self._begun.add(id(known))
+            is_wrong[0] = True
         drafts[is_wrong] = [rng.randrange(self._vocab_size) for _ in range(np.count_nonzero(is_wrong))]
         self.num_drafted += len(drafts)
         return drafts
