@@ -37,15 +37,17 @@ void multiply_panel(const Codes& widener, const float* x, const CodedPanel& pane
       const uint8_t* wanted = ahead < size ? panel.codes + ahead : panel.next + (ahead - size);
       for (int64_t line = 0; line < kTileBytes; line += kCacheLine) prefetch_l1(wanted + line);
       widener.tile(panel.codes + at, panel.zeros == nullptr ? nullptr : panel.zeros + place, numbers);
-      for (int first = 0; first < kPanelSize; first += kLanes) {
-        Lanes even[R], odd[R];
+      constexpr int W = kWide<R>;
+      for (int first = 0; first < kPanelSize; first += W * kLanes) {
+        Lanes of_tile[W][R];
+        dot_tile(x, kInputFloats<bf16>, numbers, first, of_tile);
+#pragma GCC unroll 2
+        for (int w = 0; w < W; ++w) {
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
-        both_chains<bf16, R>(x, kInputFloats<bf16>, numbers, first, even, odd);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          float* sum = sums + r * kPanelSize + first;
-          lanes_store(sum, lanes_add(lanes_load(sum), lanes_add(even[r], odd[r])));
+          for (int r = 0; r < R; ++r) {
+            float* sum = sums + r * kPanelSize + first + w * kLanes;
+            lanes_store(sum, lanes_add(lanes_load(sum), of_tile[w][r]));
+          }
         }
       }
     }

@@ -35,18 +35,23 @@ template <class T>
 constexpr int64_t kInputFloats = kTileDepth;
 #endif
 
-// Both chains of R rows over one tile, for the lanes of a panel from `first` on. Row r of x is at x + r * x_stride.
-template <class T, int R>
-static inline void chains(const float* x, int64_t x_stride, const T* weights, int first, Lanes* even, Lanes* odd) {
+// Both chains of R rows over one tile, for W registers of a panel's lanes from `first` on. Row r of x is at
+// x + r * x_stride.
+template <class T, int R, int W>
+static inline void chains(const float* x, int64_t x_stride, const T* weights, int first, Lanes (*even)[R],
+                          Lanes (*odd)[R]) {
 #pragma GCC unroll 4
   for (int pair = 0; pair < kTileDepth / 2; ++pair) {
-    Lanes even_weights, odd_weights;
-    load_pair(weights, pair, first, even_weights, odd_weights);
+#pragma GCC unroll 2
+    for (int w = 0; w < W; ++w) {
+      Lanes even_weights, odd_weights;
+      load_pair(weights, pair, first + w * kLanes, even_weights, odd_weights);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const float* inputs = x + r * x_stride + 2 * pair;
-      even[r] = chain<T>(lanes_of(inputs[0]), even_weights, even[r]);
-      odd[r] = chain<T>(lanes_of(inputs[1]), odd_weights, odd[r]);
+      for (int r = 0; r < R; ++r) {
+        const float* inputs = x + r * x_stride + 2 * pair;
+        even[w][r] = chain<T>(lanes_of(inputs[0]), even_weights, even[w][r]);
+        odd[w][r] = chain<T>(lanes_of(inputs[1]), odd_weights, odd[w][r]);
+      }
     }
   }
 }
@@ -70,16 +75,31 @@ static inline void chains_of_pairs(const float* x, int64_t x_stride, const bf16*
 
 #endif
 
-template <class T, int R>
-[[gnu::always_inline]] static inline void both_chains(const float* x, int64_t x_stride, const T* weights, int first,
-                                                      Lanes* even, Lanes* odd) {
+// sums[w][r] = both chains of a tile, added. The arguments are those of `chains`.
+template <class T, int R, int W>
+[[gnu::always_inline]] static inline void dot_tile(const float* x, int64_t x_stride, const T* weights, int first,
+                                                   Lanes (&sums)[W][R]) {
+  Lanes even[W][R], odd[W][R];
+#pragma GCC unroll 2
+  for (int w = 0; w < W; ++w) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) even[w][r] = odd[w][r] = lanes_of(0.0f);
+  }
 #if defined(QUIRE_TIER_AVX512_BF16)
   if constexpr (sizeof(T) == 2) {
-    chains_of_pairs<R>(x, x_stride, weights, even, odd);
-    return;
+    static_assert(W == 1, "a register holds all lanes of a panel");
+    chains_of_pairs<R>(x, x_stride, weights, even[0], odd[0]);
+  } else {
+    chains<T, R, W>(x, x_stride, weights, first, even, odd);
   }
+#else
+  chains<T, R, W>(x, x_stride, weights, first, even, odd);
 #endif
-  chains<T, R>(x, x_stride, weights, first, even, odd);
+#pragma GCC unroll 2
+  for (int w = 0; w < W; ++w) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) sums[w][r] = lanes_add(even[w][r], odd[w][r]);
+  }
 }
 
 // totals[r][16] += x[r] . weights over num_tiles tiles. Row r of x is at x + r * kBlockTiles * kInputFloats.
@@ -92,45 +112,64 @@ static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float
     for (int64_t line = 0; line < lines; ++line) prefetch_l2(ahead + line * kCacheLine);
     ahead += lines * kCacheLine;
     for (int first = 0; first < kPanelSize; first += kLanes) {
-      Lanes even[R], odd[R];
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
-      both_chains<T, R>(x, kStride, weights, first, even, odd);
+      Lanes sums[1][R];
+      dot_tile(x, kStride, weights, first, sums);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         float* total = totals + r * kPanelSize + first;
-        lanes_store(total, lanes_add(lanes_load(total), lanes_add(even[r], odd[r])));
+        lanes_store(total, lanes_add(lanes_load(total), sums[0][r]));
       }
     }
   }
 }
 
+// Registers of outputs side by side. One row or two have too few chains to hide the latency of a multiply-add; where a
+// panel is two registers wide they take both. More rows would need more registers than there are.
+template <int R>
+constexpr int kWide = kPanelSize == 2 * kLanes && R <= 2 ? 2 : 1;
+
 // totals[r][16] = x[r] . weights over a whole panel, whose tiles follow each other. Of every tile x has the inputs of R
 // rows. Weights are fetched kAheadBytes ahead; past the end of the panel, those at `next`.
+// Where not all lanes of a panel pass at once, they pass over parts of kAheadBytes, each fetching its share of the next
+// part: memory is read all the time, and a part is in level 1 when it passes again.
 template <class T, int R>
 static void dot_panel(const float* x, const T* weights, int64_t num_tiles, float* totals, const T* next) {
   constexpr int64_t kAheadTiles = kAheadBytes / (kTileSize * sizeof(T));
-  for (int first = 0; first < kPanelSize; first += kLanes) {
-    const float* inputs = x;
-    const T* tiles = weights;
-    Lanes sums[R];
+  constexpr int W = kWide<R>;
+  constexpr int64_t kFetched = kTileSize * W * kLanes / kPanelSize;  // of a tile, in a pass
+  const int64_t part_tiles = W * kLanes == kPanelSize ? num_tiles : kAheadTiles;
+  for (int64_t begin = 0; begin < num_tiles; begin += part_tiles) {
+    const int64_t end = min_i64(begin + part_tiles, num_tiles);
+    for (int first = 0; first < kPanelSize; first += W * kLanes) {
+      const float* inputs = x + begin * R * kInputFloats<T>;
+      const T* tiles = weights + begin * kTileSize;
+      Lanes sums[W][R];
+#pragma GCC unroll 2
+      for (int w = 0; w < W; ++w) {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) sums[r] = lanes_of(0.0f);
-    for (int64_t tile = 0; tile < num_tiles; ++tile, inputs += R * kInputFloats<T>, tiles += kTileSize) {
-      if (first == 0) {
+        for (int r = 0; r < R; ++r) {
+          sums[w][r] = begin == 0 ? lanes_of(0.0f) : lanes_load(totals + r * kPanelSize + first + w * kLanes);
+        }
+      }
+      for (int64_t tile = begin; tile < end; ++tile, inputs += R * kInputFloats<T>, tiles += kTileSize) {
         const int64_t left = num_tiles - tile;
         const T* ahead = left > kAheadTiles ? tiles + kAheadTiles * kTileSize : next + (kAheadTiles - left) * kTileSize;
-        for (int64_t i = 0; i < kTileSize; i += kCacheLine / sizeof(T)) prefetch_l1(ahead + i);
+        ahead += first * kTileSize / kPanelSize;
+        for (int64_t i = 0; i < kFetched; i += kCacheLine / sizeof(T)) prefetch_l1(ahead + i);
+        Lanes of_tile[W][R];
+        dot_tile(inputs, kInputFloats<T>, tiles, first, of_tile);
+#pragma GCC unroll 2
+        for (int w = 0; w < W; ++w) {
+#pragma GCC unroll 16
+          for (int r = 0; r < R; ++r) sums[w][r] = lanes_add(sums[w][r], of_tile[w][r]);
+        }
       }
-      Lanes even[R], odd[R];
+#pragma GCC unroll 2
+      for (int w = 0; w < W; ++w) {
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) even[r] = odd[r] = lanes_of(0.0f);
-      both_chains<T, R>(inputs, kInputFloats<T>, tiles, first, even, odd);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sums[r] = lanes_add(sums[r], lanes_add(even[r], odd[r]));
+        for (int r = 0; r < R; ++r) lanes_store(totals + r * kPanelSize + first + w * kLanes, sums[w][r]);
+      }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) lanes_store(totals + r * kPanelSize + first, sums[r]);
   }
 }
 
