@@ -9,6 +9,14 @@
 
 namespace quire::QUIRE_TIER {
 
+// Rows that read one panel after the other. With a tile unit the panels of a few rows are read in turns, too: measured
+// best there. Without VNNI the products are slower than memory.
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+constexpr int64_t kFewRows = 4;
+#else
+constexpr int64_t kFewRows = 0;
+#endif
+
 // A panel of `num_records` records, and what is wanted after its end.
 struct BlockPanel {
   const uint8_t* records;

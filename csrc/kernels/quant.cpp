@@ -55,6 +55,7 @@ struct PartProduct {
 
   const int8_t* q() const { return rows.q + part.first_row * rows.stride; }
   const int32_t* starts() const { return rows.starts + part.first_row * rows.num_groups; }
+  InputRows input_rows() const { return {q(), rows.stride, part.rows}; }
   F16 x_scale(int64_t m) const { return set1(rows.scales[part.first_row + m]); }
 };
 
@@ -64,7 +65,7 @@ struct PartProduct {
 struct Int8 {
   static constexpr int32_t kFactor = -128;
   static constexpr int64_t kScaleBytes = 4;
-  static constexpr int64_t kFewRows = QUIRE_TIER::kFewRows;
+  static constexpr int64_t kFewRows = kFewByteRows;
   using Sum = int32_t;
   static int64_t panel_bytes(const QuantLinearArgs& args) { return int8_panel_bytes(args.input_size); }
   static int64_t group_size(const QuantLinearArgs& args) { return args.input_size; }
@@ -98,21 +99,17 @@ struct Int8 {
     return load_int32(sums) * (of.x_scale(m) * load(scales));
   }
 
-#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
-  static void run_few(const PartProduct& of, const Panels& panel, char*, int32_t* sums) {
+  static void run_few(const PartProduct& of, const Panels& panel, int32_t* sums) {
     const int64_t size = panel_bytes(of.args);
     const WeightPanel weights{of.args.packed + panel.first * size, size, of.args.packed + panel.next * size};
-    with_rows<DotBytesOfPanel>(of.part.rows, of.q(), of.rows.stride, weights, of.starts(), sums);
+    dot_few_bytes(of.input_rows(), weights, of.starts(), sums);
   }
-#else
-  static constexpr auto run_few = run;
-#endif
 };
 
 struct Int4 {
   static constexpr int32_t kFactor = -8;
   static constexpr int64_t kScaleBytes = 2;
-  static constexpr int64_t kFewRows = min_i64(QUIRE_TIER::kFewRows, 2);  // more are slower: instructions decide
+  static constexpr int64_t kFewRows = kFewNibbleRows;
   using Sum = float;
   static int64_t panel_bytes(const QuantLinearArgs& args) { return int4_panel_bytes(args.input_size); }
   static int64_t group_size(const QuantLinearArgs& args) { return args.group_size; }
@@ -160,16 +157,12 @@ struct Int4 {
     return load(totals) * of.x_scale(m);
   }
 
-#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
-  static void run_few(const PartProduct& of, const Panels& panel, char*, float* totals) {
+  static void run_few(const PartProduct& of, const Panels& panel, float* totals) {
     const int64_t size = panel_bytes(of.args);
     const WeightPanel weights{of.args.packed + panel.first * size, size, of.args.packed + panel.next * size};
     const GroupScales groups{of.args.group_size / kInt4UnitK, scales_of(of, panel.first), of.starts(), of.rows.num_groups};
-    with_rows<DotNibblesOfPanel>(of.part.rows, of.q(), of.rows.stride, weights, groups, totals);
+    dot_few_nibbles(of.input_rows(), weights, groups, totals);
   }
-#else
-  static constexpr auto run_few = run;
-#endif
 };
 
 // See products.h.
@@ -206,22 +199,23 @@ class QuantProduct {
     part.first_panel = task % tasks_.column_tasks * tasks_.groups_per_task * kDotPanels;
     part.panels = min_i64(tasks_.groups_per_task * kDotPanels, num_work_panels(args_) - part.first_panel);
     const bool is_few = part.rows <= Format::kFewRows;
-    const int64_t sums_size = PartSums<Sum>::bytes(part.rows, is_few ? part.panels : kDotPanels);
+    const int64_t step = is_few && part.rows <= kStreamedRows ? part.panels : kDotPanels;
+    const int64_t sums_size = PartSums<Sum>::bytes(part.rows, step);
     const int64_t scratch_bytes = sums_size + Format::scratch_bytes(args_, part.rows);
     char* memory = static_cast<char*>(pool.scratch(thread, scratch_bytes));
     const PartSums<Sum> sums(reinterpret_cast<Sum*>(memory), part.rows);
     memory += sums_size;
     const DotScope scope(part.rows, Format::tile_quads(args_));
     const PartProduct product{args_, rows_, part};
-    if (is_few) {
-      each_panel(args_, part, [&](int64_t p, const Panels& panel) {
-        Format::run_few(product, panel, memory, sums.of(0, p));
-      });
-      return write(product, sums);
-    }
-    for (const int64_t end = part.first_panel + part.panels; part.first_panel < end; part.first_panel += kDotPanels) {
-      part.panels = min_i64(kDotPanels, end - part.first_panel);
-      Format::run(product, panels_of(args_, part), memory, sums.of(0, 0));
+    for (const int64_t end = part.first_panel + part.panels; part.first_panel < end; part.first_panel += step) {
+      part.panels = min_i64(step, end - part.first_panel);
+      if (is_few) {
+        each_panel(args_, part, [&](int64_t p, const Panels& panel) {
+          Format::run_few(product, panel, sums.of(0, p));
+        });
+      } else {
+        Format::run(product, panels_of(args_, part), memory, sums.of(0, 0));
+      }
       write(product, sums);
     }
   }

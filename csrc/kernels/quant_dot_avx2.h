@@ -1,5 +1,6 @@
-// AVX2. The instruction u8 x s8 saturates sums of two at 16 bits: safe for nibbles, whose pairs stay below 3811 and
-// eight of them together below 2 ** 15; bytes are widened to 16 bits first.
+// AVX2. The instruction u8 x s8 adds two products in 16 bits, at most 2 ** 15 - 1 of them. Nibbles are taken as they are:
+// eight sums of two fit. Of bytes the offset of 128 is left out, and the magnitude of a weight multiplied with the input
+// that has the weight's sign: 2 * 128 * 127 fits.
 #pragma once
 
 #include <immintrin.h>
@@ -17,32 +18,59 @@ static inline int32_t quad_at(const int8_t* q) {
   __builtin_memcpy(&quad, q, 4);
   return quad;
 }
-static inline void add_to(int32_t* out, __m256i x) {
-  __m256i* at = reinterpret_cast<__m256i*>(out);
-  _mm256_storeu_si256(at, _mm256_add_epi32(_mm256_loadu_si256(at), x));
+template <class T>
+static inline __m256i load_codes(const T* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+template <class T>
+static inline void store_codes(T* p, __m256i x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+}
+static inline void add_to(int32_t* out, __m256i x) { store_codes(out, _mm256_add_epi32(load_codes(out), x)); }
+// What a sum is so far. A compiler that orders additions of integers keeps all products for it, and spills them.
+static inline void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
+
+// sums[r][half] += q . (bytes - 128), of R rows and 8 outputs each: 4 k.
+template <int R>
+[[gnu::always_inline]] static inline void add_bytes(const int8_t* q, int64_t q_stride, const uint8_t* w,
+                                                    __m256i (&sums)[R][2]) {
+  const __m256i offset = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    const __m256i weights = _mm256_xor_si256(load_codes(w + 32 * half), offset);
+    const __m256i magnitudes = _mm256_abs_epi8(weights);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const __m256i inputs = _mm256_sign_epi8(_mm256_set1_epi32(quad_at(q + r * q_stride)), weights);
+      const __m256i products = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, inputs), ones);
+      sums[r][half] = _mm256_add_epi32(sums[r][half], products);
+      keep_order(sums[r][half]);
+    }
+  }
 }
 
-// R rows of one panel of bytes. Four sums a row, each of 4 columns with two halves of k.
+// 128 times the sum of `quads` quads, a multiple of 4.
+static inline __m256i offset_of(const int8_t* q, int64_t quads) {
+  __m128i sum = _mm_setzero_si128();
+  for (int64_t k = 0; k < quads; k += 4) {
+    const __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128(reinterpret_cast<const __m128i*>(q + 4 * k)));
+    sum = _mm_add_epi32(sum, _mm_madd_epi16(pairs, _mm_set1_epi16(128)));
+  }
+  sum = _mm_hadd_epi32(sum, sum);
+  return _mm256_broadcastd_epi32(_mm_hadd_epi32(sum, sum));
+}
+
+// R rows of one panel of bytes.
 template <int R>
 static inline void dot_bytes(const int8_t* q, int64_t q_stride, const uint8_t* w, int64_t quads, int32_t* out) {
-  __m256i sums[R][4];
-  for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < 4; ++j) sums[r][j] = _mm256_setzero_si256();
-  }
-  for (int64_t k = 0; k < quads; ++k, q += 4, w += 64) {
-    __m256i a[R];
-    for (int r = 0; r < R; ++r) a[r] = _mm256_cvtepi8_epi16(_mm_set1_epi32(quad_at(q + r * q_stride)));
+  __m256i sums[R][2];
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w + 16 * j)));
-      for (int r = 0; r < R; ++r) sums[r][j] = _mm256_add_epi32(sums[r][j], _mm256_madd_epi16(b, a[r]));
-    }
-  }
+  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = offset_of(q + r * q_stride, quads);
+  for (int64_t k = 0; k < quads; ++k, q += 4, w += 64) add_bytes<R>(q, q_stride, w, sums);
+#pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < 2; ++j) {
-      const __m256i halves = _mm256_hadd_epi32(sums[r][2 * j], sums[r][2 * j + 1]);
-      add_to(out + r * kDotCols + 8 * j, _mm256_permute4x64_epi64(halves, 0xd8));
-    }
+    add_to(out + r * kDotCols, sums[r][0]);
+    add_to(out + r * kDotCols + 8, sums[r][1]);
   }
 }
 
@@ -50,28 +78,27 @@ static inline void dot_bytes(const int8_t* q, int64_t q_stride, const uint8_t* w
 template <int kQuads, int R>
 static inline void dot_narrow(const int8_t* q, int64_t q_stride, const uint8_t* w, int64_t quads, int32_t* out) {
   const __m256i ones = _mm256_set1_epi16(1);
-  __m256i sums[R][2];
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
   for (int64_t k = 0; k < quads; k += kQuads) {
     __m256i pairs[R][2];
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
+#pragma GCC unroll 8
     for (int i = 0; i < kQuads; ++i, q += 4, w += 64) {
-      const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
-      const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 32));
+      const __m256i low = load_codes(w), high = load_codes(w + 32);
+#pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        const __m256i a = _mm256_set1_epi32(quad_at(q + r * q_stride));
-        pairs[r][0] = _mm256_add_epi16(pairs[r][0], _mm256_maddubs_epi16(low, a));
-        pairs[r][1] = _mm256_add_epi16(pairs[r][1], _mm256_maddubs_epi16(high, a));
+        const __m256i inputs = _mm256_set1_epi32(quad_at(q + r * q_stride));
+        pairs[r][0] = _mm256_add_epi16(pairs[r][0], _mm256_maddubs_epi16(low, inputs));
+        pairs[r][1] = _mm256_add_epi16(pairs[r][1], _mm256_maddubs_epi16(high, inputs));
+        keep_order(pairs[r][0]);
+        keep_order(pairs[r][1]);
       }
     }
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      sums[r][0] = _mm256_add_epi32(sums[r][0], _mm256_madd_epi16(pairs[r][0], ones));
-      sums[r][1] = _mm256_add_epi32(sums[r][1], _mm256_madd_epi16(pairs[r][1], ones));
+      add_to(out + r * kDotCols, _mm256_madd_epi16(pairs[r][0], ones));
+      add_to(out + r * kDotCols + 8, _mm256_madd_epi16(pairs[r][1], ones));
     }
-  }
-  for (int r = 0; r < R; ++r) {
-    add_to(out + r * kDotCols, sums[r][0]);
-    add_to(out + r * kDotCols + 8, sums[r][1]);
   }
 }
 
@@ -98,7 +125,11 @@ static inline void dot_panels(const DotBlock& block) {
   }
   for (int64_t p = 0; p < block.panels; ++p) {
     int64_t m = 0;
-    for (; m + 2 <= block.rows; m += 2) dot_rows<kQuads, 2>(block, m, p);
+    for (; m + 4 <= block.rows; m += 4) dot_rows<kQuads, 4>(block, m, p);
+    if (m + 2 <= block.rows) {
+      dot_rows<kQuads, 2>(block, m, p);
+      m += 2;
+    }
     if (m < block.rows) dot_rows<kQuads, 1>(block, m, p);
   }
 }

@@ -1,12 +1,16 @@
-// A few rows times one panel of int8 or int4 weights, read from end to end: one stream from memory. VNNI only: other
-// tiers take panels as they take four.
+// A few rows times one panel of int8 or int4 weights, read from end to end: one stream from memory.
+//
+// dot_few_bytes and dot_few_nibbles, for 1 .. kFewByteRows and kFewNibbleRows rows. Other tiers take panels as they take
+// four: 0 rows are few.
 #pragma once
 
 #include "kernels/quant_tasks.h"
 
-#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
-
 namespace quire::QUIRE_TIER {
+
+// Rows of which all panels of a task are read, one behind the other, before the outputs are written; the sums of more
+// would not stay in the caches.
+constexpr int64_t kStreamedRows = 16;
 
 // The weights of one panel, and those that are wanted after its end.
 struct WeightPanel {
@@ -20,37 +24,6 @@ struct WeightPanel {
   }
 };
 
-// sums[R][kDotCols] = starts + q . the panel's bytes. A row has several sums, as the instruction has a latency of four.
-template <int R>
-[[gnu::noinline]] static void dot_bytes_of_panel(const int8_t* q, int64_t q_stride, const WeightPanel& panel,
-                                                 const int32_t* starts, int32_t* sums) {
-  constexpr int kQuads = 4;  // of a step, each to sums of its own
-  __m512i parts[kQuads][R];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    parts[0][r] = _mm512_set1_epi32(starts[r]);
-#pragma GCC unroll 4
-    for (int i = 1; i < kQuads; ++i) parts[i][r] = _mm512_setzero_si512();
-  }
-  for (int64_t at = 0; at < panel.bytes; at += kInt8TileK * kPanelSize) {
-    const uint8_t* ahead = panel.ahead_of(at);
-    const uint8_t* w = panel.packed + at;
-#pragma GCC unroll 16
-    for (int quad = 0; quad < kInt8TileK / 4; ++quad) {
-      prefetch_l1(ahead + quad * 64);
-      const __m512i codes = _mm512_loadu_si512(w + quad * 64);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) add_dot(parts[quad % kQuads][r], codes, q + r * q_stride + 4 * quad);
-    }
-    q += kInt8TileK;
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const __m512i low = _mm512_add_epi32(parts[0][r], parts[1][r]), high = _mm512_add_epi32(parts[2][r], parts[3][r]);
-    _mm512_storeu_si512(sums + r * kDotCols, _mm512_add_epi32(low, high));
-  }
-}
-
 // Groups of int4 weights: their scales, and what the sums of each begin with.
 struct GroupScales {
   int64_t units;          // of 32 inputs in a group
@@ -59,55 +32,27 @@ struct GroupScales {
   int64_t groups;
 };
 
-// totals[R][kDotCols] = the sums over groups of (start + q . codes) * scale.
-template <int R>
-[[gnu::noinline]] static void dot_nibbles_of_panel(const int8_t* q, int64_t q_stride, const WeightPanel& panel,
-                                                   const GroupScales& of, float* totals) {
-  const __m512i mask = _mm512_set1_epi8(15);
-  F16 sums[R];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r] = zero();
-  int64_t at = 0;
-  for (int64_t g = 0; g < of.groups; ++g) {
-    __m512i low[R], high[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      low[r] = _mm512_set1_epi32(of.starts[r * of.groups + g]);
-      high[r] = _mm512_setzero_si512();
-    }
-    prefetch_l1(of.scales + g * kPanelSize + kFetchAhead / 8);
-    for (int64_t u = 0; u < of.units; ++u, at += kInt4UnitBytes, q += kInt4UnitK) {
-      const uint8_t* ahead = panel.ahead_of(at);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        prefetch_l1(ahead + i * 64);
-        const __m512i pairs = _mm512_loadu_si512(panel.packed + at + i * 64);
-        const __m512i first = _mm512_and_si512(pairs, mask);
-        const __m512i second = _mm512_and_si512(_mm512_srli_epi16(pairs, 4), mask);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          add_dot(low[r], first, q + r * q_stride + 4 * i);
-          add_dot(high[r], second, q + r * q_stride + 4 * i + 16);
-        }
-      }
-    }
-    const F16 scale = load(of.scales + g * kPanelSize);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] = sums[r] + F16{_mm512_cvtepi32_ps(_mm512_add_epi32(low[r], high[r]))} * scale;
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) store(totals + r * kDotCols, sums[r]);
-}
+// The rows of x that a panel is multiplied with.
+struct InputRows {
+  const int8_t* q;  // [count][stride]
+  int64_t stride;
+  int64_t count;
+};
 
-// fn<R>::run for 1 .. kFewRows rows.
-template <int R>
-struct DotBytesOfPanel {
-  static constexpr auto run = dot_bytes_of_panel<R>;
-};
-template <int R>
-struct DotNibblesOfPanel {
-  static constexpr auto run = dot_nibbles_of_panel<R>;
-};
+}  // namespace quire::QUIRE_TIER
+
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+#include "kernels/quant_few_vnni.h"
+#elif defined(QUIRE_TIER_AVX2)
+#include "kernels/quant_few_avx2.h"
+#else
+
+namespace quire::QUIRE_TIER {
+
+constexpr int64_t kFewByteRows = 0, kFewNibbleRows = 0;
+
+static inline void dot_few_bytes(const InputRows&, const WeightPanel&, const int32_t*, int32_t*) {}
+static inline void dot_few_nibbles(const InputRows&, const WeightPanel&, const GroupScales&, float*) {}
 
 }  // namespace quire::QUIRE_TIER
 

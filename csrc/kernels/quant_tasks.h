@@ -81,14 +81,6 @@ class PartSums {
   int64_t group_;
 };
 
-// Rows that read one panel after the other. With a tile unit the panels of a few rows are read in turns, too: measured
-// best there. Without VNNI the products are slower than memory.
-#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
-constexpr int64_t kFewRows = 4;
-#else
-constexpr int64_t kFewRows = 0;
-#endif
-
 // out = value(m, panel) + bias for the columns of the part, or silu(gate) * up; value gives F16 of 16 columns.
 template <class T, bool kIsGated, class Value>
 static inline void write_out(const QuantLinearArgs& args, const Part& part, const Value& value) {
