@@ -6,16 +6,9 @@
 
 #include "kernels/block_dot.h"
 #include "kernels/block_rows.h"
+#include "kernels/quant_tasks.h"
 
 namespace quire::QUIRE_TIER {
-
-// Rows that read one panel after the other. With a tile unit the panels of a few rows are read in turns, too: measured
-// best there. Without VNNI the products are slower than memory.
-#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
-constexpr int64_t kFewRows = 4;
-#else
-constexpr int64_t kFewRows = 0;
-#endif
 
 // A panel of `num_records` records, and what is wanted after its end.
 struct BlockPanel {
@@ -26,12 +19,38 @@ struct BlockPanel {
 
 }  // namespace quire::QUIRE_TIER
 
+// With a tile unit the panels of a few rows are read in turns, too: measured best there.
 #if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+#include "kernels/block_sums_vnni.h"
+#elif defined(QUIRE_TIER_AVX2)
+#include "kernels/block_sums_avx2.h"
+#else
+
+namespace quire::QUIRE_TIER {
+
+template <class F>
+constexpr int64_t kFewBlockRows = 0;
+
+template <class F>
+static inline void multiply_panel(const BlockRows&, int64_t, int64_t, const BlockPanel&, float*) {}
+
+}  // namespace quire::QUIRE_TIER
+
+#endif
+
+#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX) || defined(QUIRE_TIER_AVX2)
 
 namespace quire::QUIRE_TIER {
 namespace {
 
 constexpr int64_t kPanelAhead = 4096;  // bytes
+constexpr int64_t kRowsAtOnce = 4;
+
+// kFewBlockRows and CodeSums are the tier's:
+//
+//   start(row, start)            what the sums of a row begin with
+//   add(quad, q, q_stride)       q . the codes quad(0) .. quad(3), of every row
+//   value(row)                   the sums of 16 outputs
 
 template <class F, int R>
 class FewRows {
@@ -73,25 +92,21 @@ class FewRows {
 
   template <int g>
   [[gnu::always_inline]] inline void add_group(const uint8_t* record, const float* a, const float* b, F16 (&totals)[R]) {
-    __m512i sums[kParts][R];
+    CodeSums<F, R> sums[kParts];
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) sums[part][r] = start(r, part);
+      for (int r = 0; r < R; ++r) sums[part].start(r, start(r, part));
     }
     each<2>([&](auto h) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-      for (int t = 0; t < 4; ++t) {
-        const __m512i codes = F::template quad<g, h.value>(record, t).v;
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) add_dot(sums[h.value * kParts / 2][r], codes, q_ + r * q_stride_ + 16 * h.value + 4 * t);
-      }
+      const auto quad = [&](int t) __attribute__((always_inline)) { return F::template quad<g, h.value>(record, t); };
+      sums[h.value * kParts / 2].add(quad, q_ + 16 * h.value, q_stride_);
     });
     q_ += kGroupInputs;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      F16 f = F16{_mm512_cvtepi32_ps(sums[0][r])} * load(a);
-      if constexpr (kParts == 2) f = f + F16{_mm512_cvtepi32_ps(sums[1][r])} * load(a + kPanelSize);
+      F16 f = sums[0].value(r) * load(a);
+      if constexpr (kParts == 2) f = f + sums[1].value(r) * load(a + kPanelSize);
       if constexpr (F::kHasMins) {
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) f = f + load(b + part * kPanelSize) * float_at(x_sum(r, part));
@@ -103,9 +118,15 @@ class FewRows {
   }
 
   const char* x_sum(int r, int part) const { return x_sums_ + r * x_sums_stride_ + part * 4; }
-  __m512i start(int r, int part) const {
-    if constexpr (F::kHasMins) return _mm512_setzero_si512();
-    return quad_at(reinterpret_cast<const int8_t*>(x_sum(r, part)));
+  static F16 float_at(const char* p) {
+    float x;
+    __builtin_memcpy(&x, p, 4);
+    return set1(x);
+  }
+  int32_t start(int r, int part) const {
+    int32_t start = 0;
+    if constexpr (!F::kHasMins) __builtin_memcpy(&start, x_sum(r, part), 4);
+    return start;
   }
 
   const int8_t* q_;
@@ -116,24 +137,27 @@ class FewRows {
   int64_t x_sums_stride_;
 };
 
-}  // namespace
-
 template <class F, int R>
-[[gnu::noinline]] static void multiply_panel(const BlockRows& rows, int64_t first_row, const BlockPanel& panel,
-                                             float* totals) {
+[[gnu::noinline]] void multiply_rows(const BlockRows& rows, int64_t first_row, const BlockPanel& panel, float* totals) {
   FewRows<F, R>(rows, first_row).multiply(panel, totals);
 }
 
-template <class F>
-using MultiplyPanel = void (*)(const BlockRows&, int64_t, const BlockPanel&, float*);
+}  // namespace
 
+// totals[num_rows][kDotCols] = the products with the panel; of further rows it is in the caches.
 template <class F>
-static MultiplyPanel<F> multiply_panel_of(int64_t num_rows) {
-  switch (num_rows) {
-    case 1: return multiply_panel<F, 1>;
-    case 2: return multiply_panel<F, 2>;
-    case 3: return multiply_panel<F, 3>;
-    default: return multiply_panel<F, 4>;
+static inline void multiply_panel(const BlockRows& rows, int64_t first_row, int64_t num_rows, const BlockPanel& panel,
+                                  float* totals) {
+  const int64_t num_blocks = ceil_div(num_rows, kRowsAtOnce);
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const int64_t row = i * num_rows / num_blocks, count = (i + 1) * num_rows / num_blocks - row;
+    float* of_rows = totals + row * kDotCols;
+    switch (count) {
+      case 1: multiply_rows<F, 1>(rows, first_row + row, panel, of_rows); break;
+      case 2: multiply_rows<F, 2>(rows, first_row + row, panel, of_rows); break;
+      case 3: multiply_rows<F, 3>(rows, first_row + row, panel, of_rows); break;
+      default: multiply_rows<F, 4>(rows, first_row + row, panel, of_rows);
+    }
   }
 }
 

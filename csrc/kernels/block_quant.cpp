@@ -29,10 +29,6 @@ template <class F>
 constexpr int64_t kRecordLines = kRecordBytes<F> / kCacheLine;
 template <class F>
 constexpr int64_t kUnpackLines = kRecordLines<F> / 2;  // fetched while a record is unpacked
-// Super-blocks take so many instructions that three rows and more are not faster for one stream from memory.
-template <class F>
-constexpr int64_t kFewBlockRows = F::kBlockInputs == 256 ? min_i64(kFewRows, 2) : kFewRows;
-
 // Memory of a task.
 struct Scratch {
   float* totals;      // [groups of kDotPanels panels][rows][kDotCols]
@@ -101,17 +97,18 @@ class BlockProduct {
     part.first_panel = task % tasks_.column_tasks * tasks_.groups_per_task * kDotPanels;
     part.panels = min_i64(tasks_.groups_per_task * kDotPanels, num_work_panels(args_) - part.first_panel);
     const bool is_few = part.rows <= kFewBlockRows<F>;
-    const int64_t totals_bytes = PartSums<float>::bytes(part.rows, is_few ? part.panels : kDotPanels);
+    const int64_t step = is_few && part.rows <= kStreamedRows ? part.panels : kDotPanels;
+    const int64_t totals_bytes = PartSums<float>::bytes(part.rows, step);
     const Scratch scratch(pool.scratch(thread, Scratch::bytes(totals_bytes)), totals_bytes);
     const DotScope scope(part.rows, kGroupQuads / F::kParts);
     const PartSums<float> totals(scratch.totals, part.rows);
-    if (is_few) {
-      each_panel(args_, part, [&](int64_t p, const Panels& panel) { run_few(part, panel, scratch, totals.of(0, p)); });
-      return write(part, totals);
-    }
-    for (const int64_t end = part.first_panel + part.panels; part.first_panel < end; part.first_panel += kDotPanels) {
-      part.panels = min_i64(kDotPanels, end - part.first_panel);
-      run_chunks(part, panels_of(args_, part), scratch, totals.of(0, 0));
+    for (const int64_t end = part.first_panel + part.panels; part.first_panel < end; part.first_panel += step) {
+      part.panels = min_i64(step, end - part.first_panel);
+      if (is_few) {
+        each_panel(args_, part, [&](int64_t p, const Panels& panel) { run_few(part, panel, totals.of(0, p)); });
+      } else {
+        run_chunks(part, panels_of(args_, part), scratch, totals.of(0, 0));
+      }
       write(part, totals);
     }
   }
@@ -134,13 +131,9 @@ class BlockProduct {
   const uint8_t* panel_at(int64_t panel) const { return args_.packed + panel * panel_bytes<F>(args_.input_size); }
 
   // totals[rows][kDotCols] = the products of a few rows with one panel.
-  void run_few(const Part& part, const Panels& panel, const Scratch& scratch, float* totals) const {
-#if defined(QUIRE_SIMD_AVX512) && !defined(QUIRE_TIER_AMX)
+  void run_few(const Part& part, const Panels& panel, float* totals) const {
     const BlockPanel blocks{panel_at(panel.first), num_records<F>(args_.input_size), panel_at(panel.next)};
-    multiply_panel_of<F>(part.rows)(rows_, part.first_row, blocks, totals);
-#else
-    run_chunks(part, panel, scratch, totals);
-#endif
+    multiply_panel<F>(rows_, part.first_row, part.rows, blocks, totals);
   }
 
   // totals[rows][kDotCols] = the products of the rows with all inputs of the panels.

@@ -30,14 +30,15 @@ static inline void add_to(int32_t* out, __m256i x) { store_codes(out, _mm256_add
 // What a sum is so far. A compiler that orders additions of integers keeps all products for it, and spills them.
 static inline void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
-// sums[r][half] += q . (bytes - 128), of R rows and 8 outputs each: 4 k.
+// sums[r][half] += q . (bytes - 128): 4 k of R rows and of 8 outputs in each half.
 template <int R>
-[[gnu::always_inline]] static inline void add_bytes(const int8_t* q, int64_t q_stride, const uint8_t* w,
+[[gnu::always_inline]] static inline void add_bytes(const int8_t* q, int64_t q_stride, __m256i low, __m256i high,
                                                     __m256i (&sums)[R][2]) {
   const __m256i offset = _mm256_set1_epi8(-128), ones = _mm256_set1_epi16(1);
+  const __m256i halves[2] = {low, high};
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
-    const __m256i weights = _mm256_xor_si256(load_codes(w + 32 * half), offset);
+    const __m256i weights = _mm256_xor_si256(halves[half], offset);
     const __m256i magnitudes = _mm256_abs_epi8(weights);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -46,6 +47,20 @@ template <int R>
       sums[r][half] = _mm256_add_epi32(sums[r][half], products);
       keep_order(sums[r][half]);
     }
+  }
+}
+
+// pairs[r][half] += q . codes, in sums of two products.
+template <int R>
+[[gnu::always_inline]] static inline void add_pairs(const int8_t* q, int64_t q_stride, __m256i low, __m256i high,
+                                                    __m256i (&pairs)[R][2]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const __m256i inputs = _mm256_set1_epi32(quad_at(q + r * q_stride));
+    pairs[r][0] = _mm256_add_epi16(pairs[r][0], _mm256_maddubs_epi16(low, inputs));
+    pairs[r][1] = _mm256_add_epi16(pairs[r][1], _mm256_maddubs_epi16(high, inputs));
+    keep_order(pairs[r][0]);
+    keep_order(pairs[r][1]);
   }
 }
 
@@ -66,7 +81,7 @@ static inline void dot_bytes(const int8_t* q, int64_t q_stride, const uint8_t* w
   __m256i sums[R][2];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = offset_of(q + r * q_stride, quads);
-  for (int64_t k = 0; k < quads; ++k, q += 4, w += 64) add_bytes<R>(q, q_stride, w, sums);
+  for (int64_t k = 0; k < quads; ++k, q += 4, w += 64) add_bytes<R>(q, q_stride, load_codes(w), load_codes(w + 32), sums);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     add_to(out + r * kDotCols, sums[r][0]);
@@ -84,15 +99,7 @@ static inline void dot_narrow(const int8_t* q, int64_t q_stride, const uint8_t* 
     for (int r = 0; r < R; ++r) pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int i = 0; i < kQuads; ++i, q += 4, w += 64) {
-      const __m256i low = load_codes(w), high = load_codes(w + 32);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const __m256i inputs = _mm256_set1_epi32(quad_at(q + r * q_stride));
-        pairs[r][0] = _mm256_add_epi16(pairs[r][0], _mm256_maddubs_epi16(low, inputs));
-        pairs[r][1] = _mm256_add_epi16(pairs[r][1], _mm256_maddubs_epi16(high, inputs));
-        keep_order(pairs[r][0]);
-        keep_order(pairs[r][1]);
-      }
+      add_pairs<R>(q, q_stride, load_codes(w), load_codes(w + 32), pairs);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

@@ -8,10 +8,6 @@
 
 namespace quire::QUIRE_TIER {
 
-// Rows of which all panels of a task are read, one behind the other, before the outputs are written; the sums of more
-// would not stay in the caches.
-constexpr int64_t kStreamedRows = 16;
-
 // The weights of one panel, and those that are wanted after its end.
 struct WeightPanel {
   const uint8_t* packed;

@@ -20,7 +20,7 @@ template <int R>
   for (int r = 0; r < R; ++r) totals[r][0] = totals[r][1] = _mm256_setzero_si256();
   for (int64_t at = 0; at < panel.bytes; at += 4 * kPanelSize, q += 4) {
     prefetch_l1(panel.ahead_of(at));
-    add_bytes<R>(q, q_stride, panel.packed + at, totals);
+    add_bytes<R>(q, q_stride, load_codes(panel.packed + at), load_codes(panel.packed + at + 32), totals);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -29,30 +29,15 @@ template <int R>
   }
 }
 
-// pairs[r][half] += the sums of two products of 8 k each, of a row of a unit.
+// pairs[r][half] += the sums of two products of 8 k, a line of a unit.
 template <int R>
 [[gnu::always_inline]] static inline void add_nibbles(const int8_t* q, int64_t q_stride, const uint8_t* packed,
                                                       __m256i (&pairs)[R][2]) {
   const __m256i mask = _mm256_set1_epi8(15);
-  __m256i low[2], high[2];
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    const __m256i both = load_codes(packed + 32 * half);
-    low[half] = _mm256_and_si256(both, mask);
-    high[half] = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    const __m256i first = _mm256_set1_epi32(quad_at(q + r * q_stride));
-    const __m256i second = _mm256_set1_epi32(quad_at(q + r * q_stride + 16));
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      pairs[r][half] = _mm256_add_epi16(pairs[r][half], _mm256_maddubs_epi16(low[half], first));
-      keep_order(pairs[r][half]);
-      pairs[r][half] = _mm256_add_epi16(pairs[r][half], _mm256_maddubs_epi16(high[half], second));
-      keep_order(pairs[r][half]);
-    }
-  }
+  const __m256i low = load_codes(packed), high = load_codes(packed + 32);
+  add_pairs<R>(q, q_stride, _mm256_and_si256(low, mask), _mm256_and_si256(high, mask), pairs);
+  add_pairs<R>(q + 16, q_stride, _mm256_and_si256(_mm256_srli_epi16(low, 4), mask),
+               _mm256_and_si256(_mm256_srli_epi16(high, 4), mask), pairs);
 }
 
 // totals[R][kDotCols] = the sums over groups of (start + q . codes) * scale.

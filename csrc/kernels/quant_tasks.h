@@ -13,6 +13,10 @@ constexpr int64_t kFetchAhead = 4096;            // bytes of a panel
 
 static inline int64_t sums_bytes(int64_t rows) { return round_up(rows, kRowsPadding) * kDotCols * 4; }
 
+// Rows of which all panels of a task are read, one behind the other, before the outputs are written; the sums of more
+// would not stay in the caches.
+constexpr int64_t kStreamedRows = 16;
+
 // How the result is cut: tasks of whole column groups (kDotPanels panels) by rows. No bit of it depends on this.
 struct Tasks {
   int64_t num_groups, groups_per_task, column_tasks, rows_per_task, row_tasks;
