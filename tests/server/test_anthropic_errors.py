@@ -109,6 +109,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "call without a result": ({"messages": [*HELLO, turn("assistant", CALL)]}, "tool_result"),
     "nothing to continue": ({"messages": [*HELLO, {"role": "assistant", "content": ""}]}, "continued"),
     "server tool": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools\[0\] is of type"),
+    "two tools of one name": ({"tools": [{"name": "f", "input_schema": {}}] * 2}, r"tools\[1\].name is that of"),
     "tool without schema": ({"tools": [{"name": "f"}]}, r"tools\[0\].*input_schema"),
     "choice of a tool that is not there": ({"tool_choice": {"type": "tool", "name": "gte_weather"}}, "get_weather"),
     "choice without tools": ({"tools": [], "tool_choice": {"type": "any"}}, "no tools"),

@@ -145,8 +145,11 @@ def test_a_beam_search_gives_n_choices_the_best_first(leaf):
         model="leaf", prompt="Once upon a time", max_tokens=6, n=3, temperature=0.7, extra_body=extra
     )
     assert [choice.text for choice in again.choices] == texts
-    chat = client.chat.completions.create(model="leaf", messages=QUESTION, max_tokens=40, n=2, extra_body=extra)
+    assert [one.split()[0] for one in again.warnings] == ["temperature"] and not hasattr(answer, "warnings")
+    sampling = {"top_p": 0.5, "seed": 3, "extra_body": {**extra, "top_k": 5, "min_p": 0.0}}
+    chat = client.chat.completions.create(model="leaf", messages=QUESTION, max_tokens=40, n=2, **sampling)
     assert len(chat.choices) == 2 and "85" in chat.choices[0].message.content
+    assert [one.split()[0] for one in chat.warnings] == ["top_p", "top_k", "seed"]
 
 
 @pytest.mark.parametrize(

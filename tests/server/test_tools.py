@@ -291,6 +291,12 @@ def test_where_strict_has_no_effect_the_answer_says_so():
             assert any("strict" in one for one in ask(server, PARIS, tools=strict).warnings)
 
 
+def test_two_functions_of_one_name_are_pointed_out(tools):
+    found = ask(tools, PARIS, tools=[*TOOLS, TOOLS[0]]).warnings
+    where = f"tools[{len(TOOLS)}].function.name"
+    assert found == [f"{where} is that of tools[0], too: a call does not say which one is meant"]
+
+
 def test_a_strict_function_whose_schema_cannot_be_followed_is_refused(tools):
     wrong = {"name": "f", "strict": True, "parameters": {"type": "object", "not": {"required": ["a"]}}}
     with pytest.raises(openai.BadRequestError, match="strict.*/not") as caught:

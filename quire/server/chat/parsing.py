@@ -39,7 +39,7 @@ from quire.server.chat.forcing import CallWriter, grammar_for
 from quire.server.chat.named_parsers import AUTO, ToolMaker, named_reasoning_parser, named_tool_parser
 from quire.server.chat.protocol.chat import ChatRequest
 from quire.server.chat.protocol.response_format import structured_outputs
-from quire.server.chat.protocol.tools import ToolChoice, tool_choice
+from quire.server.chat.protocol.tools import ToolChoice, repeated_names, tool_choice
 from quire.server.chat.protocol.warnings import Warnings
 from quire.tokenization.tokenizer import Tokenizer
 
@@ -102,6 +102,9 @@ class Parsing:
         form = None
         if choice.tools:
             assert self._make_tools is not None, "calls can be read"
+            for number, first in repeated_names(request.tools or ()):
+                where = f"tools[{number}].function.name"
+                warnings.advise(f"{where} is that of tools[{first}], too: a call does not say which one is meant")
             form = self._form(request, choice, self._make_tools.syntax(self._special), warnings)
         reasoning = None if make is not None and make.has_reasoning else self._reasoning
         if make is None and reasoning is None:

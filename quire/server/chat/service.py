@@ -24,7 +24,7 @@ from quire.logger import get_logger
 from quire.server.chat.parsing import ParsingPlan
 from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.chat import ChatRequest, chat_params
-from quire.server.chat.protocol.generation import GenerationFields
+from quire.server.chat.protocol.generation import GenerationFields, warn_beside_beams
 from quire.server.chat.protocol.reading import RequestFields
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.reading import release
@@ -102,6 +102,7 @@ class ChatService:
         """
         model, parsing = self._state.check_model(body.model), self._state.parsing
         params = chat_params(body, self._state.engine.defaults.sampling, self._state.config.limits)
+        warn_beside_beams(body, warnings)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if body.max_tokens not in (None, asked):
             warnings.add("max_tokens", "max_tokens has no effect: max_completion_tokens is given")

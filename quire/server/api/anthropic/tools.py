@@ -8,6 +8,7 @@ import msgspec
 
 from quire.errors import UnsupportedError, ValidationError, unknown_name
 from quire.server.api.anthropic.parts import kind_of, read_part
+from quire.server.chat.protocol.tools import repeated_names
 from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import shown, wrong_type
 
@@ -41,10 +42,14 @@ def chat_tools(tools: list[Any] | None, warnings: Warnings) -> list[dict[str, An
     """The tools; None when there are none.
 
     Raises:
-        ValidationError: one is malformed.
+        ValidationError: one is malformed, or has the name of another.
         UnsupportedError: one is the provider's own.
     """
-    return [_chat_tool(f"tools[{index}]", tool, warnings) for index, tool in enumerate(tools or ())] or None
+    made = [_chat_tool(f"tools[{index}]", tool, warnings) for index, tool in enumerate(tools or ())]
+    for number, first in repeated_names(made):
+        field = f"tools[{number}].name"
+        raise ValidationError(f"{field} is that of tools[{first}], too", hint="names of tools are unique", field=field)
+    return made or None
 
 
 def chat_choice(

@@ -20,6 +20,7 @@ from quire.server.api.openai.protocol.tokenize import both_given
 from quire.server.chat.answer import AnswerEnvelope
 from quire.server.chat.prompts import Truncation
 from quire.server.chat.protocol.chat import CHAT_FIELDS, ChatRequest
+from quire.server.chat.protocol.generation import warn_beside_beams
 from quire.server.chat.protocol.warnings import Warnings
 from quire.server.chat.reading import release
 from quire.server.chat.service import ChatService, cut_of
@@ -49,6 +50,7 @@ class GenerationRoutes:
         limits, reader = self._state.config.limits, self._state.prompts
         given = completion_prompts(body, limits)
         params = completion_params(body, self._state.engine.defaults.sampling, limits, len(given))
+        warn_beside_beams(body, warnings)
         self._service.limit(request, params, body.max_tokens)
         charge = self._service.charge(request, body, [reader.least_tokens(one) for one in given], params.n)
         prompts = await self._read_prompts(request, body, given, cut_of(body, params), charge, warnings)

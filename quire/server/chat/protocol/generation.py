@@ -16,6 +16,7 @@ from quire.core.sampling_params import KV_TRANSFER_PARAMS, RequestOutputKind, Sa
 from quire.errors import ValidationError
 from quire.server.chat.protocol.fields import SamplingFields, shared
 from quire.server.chat.protocol.response_format import FIELD, structured_outputs
+from quire.server.chat.protocol.warnings import Warnings
 from quire.utils.checks import check_float, check_int, out_of_range, shown
 
 MAX_BAD_WORDS_CHARS = 16384
@@ -41,6 +42,15 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 NO_EFFECT = frozenset(
     ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "store")
 )
+
+# Beside beams the model's own log-probabilities are compared, and nothing is drawn: values that ask for nothing else.
+UNUSED_BY_BEAMS: dict[str, tuple[Any, ...]] = {
+    "temperature": (None, 0),
+    "top_p": (None, 1),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "seed": (None,),
+}
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +147,13 @@ def _check_beside_beams(request: GenerationFields, logprobs: int | None) -> None
         raise ValidationError(
             "logprobs are not available with use_beam_search", hint="leave out logprobs", field="logprobs"
         )
+
+
+def warn_beside_beams(request: GenerationFields, warnings: Warnings) -> None:
+    """Name the fields of sampling that have no effect on a beam search."""
+    for name, neutral in UNUSED_BY_BEAMS.items() if request.use_beam_search else ():
+        if getattr(request, name) not in neutral:
+            warnings.add(name, f"{name} has no effect: use_beam_search compares log-probabilities and draws nothing")
 
 
 def check_common(request: GenerationFields, limits: LimitsConfig, num_prompts: int = 1) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -68,6 +68,15 @@ def tool_choice(request: ChatFields, *, can_parse: bool, can_force: bool) -> Too
     if isinstance(request, ChatRequest) and request.parallel_tool_calls is False:
         is_one = True
     return ToolChoice(_named(request.tools, names), is_required=mode == "required", is_one=is_one)
+
+
+def repeated_names(tools: Sequence[Tool]) -> Iterator[tuple[int, int]]:
+    """(number, number of the first) of each of these valid tools whose name an earlier one has."""
+    first: dict[str, int] = {}
+    for number, tool in enumerate(tools):
+        earlier = first.setdefault(tool["function"]["name"], number)
+        if earlier != number:
+            yield number, earlier
 
 
 def _mode(choice: Any) -> tuple[str, list[str] | None, bool]:
