@@ -39,6 +39,13 @@ struct BlockChunk {
   int32_t* sums;  // room for [2][kBlockRows][kDotCols]
 };
 
+// A float that may lie anywhere.
+[[gnu::always_inline]] static inline F16 float_at(const char* p) {
+  float value;
+  __builtin_memcpy(&value, p, 4);
+  return set1(value);
+}
+
 constexpr int64_t kBlockRows = 32;  // whose sums stay in level 1, where they go through memory
 
 template <int kParts, bool kHasMins>
@@ -67,9 +74,8 @@ static inline void add_group(const BlockChunk& chunk, int64_t m, int64_t rows, i
       F16 f = load_int32(sums) * scales[0];
       if constexpr (kParts == 2) f = f + load_int32(sums + kPartSums) * scales[1];
       if constexpr (kHasMins) {
-        float x_sums[kParts];
-        __builtin_memcpy(x_sums, chunk.x_sums + (m + r) * chunk.x_sums_stride + g * kParts * 4, sizeof(x_sums));
-        for (int j = 0; j < kParts; ++j) f = f + mins[j] * set1(x_sums[j]);
+        const char* x_sums = chunk.x_sums + (m + r) * chunk.x_sums_stride + g * kParts * 4;
+        for (int j = 0; j < kParts; ++j) f = f + mins[j] * float_at(x_sums + j * 4);
       }
       float* total = chunk.totals + (m + r) * kDotCols + p * kPanelSize;
       store(total, load(total) + f * set1(chunk.x_scales[(m + r) * chunk.x_scales_stride + g]));

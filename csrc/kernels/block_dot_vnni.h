@@ -10,12 +10,6 @@ constexpr int kChunkRows = kParts == 1 ? 6 : 3;
 
 namespace {
 
-[[gnu::always_inline]] static inline F16 float_at(const char* p) {
-  float value;
-  __builtin_memcpy(&value, p, 4);
-  return set1(value);
-}
-
 // Pointers are copied out of the chunk: the compiler would read them again after every store.
 template <int R, int P, int kParts, bool kHasMins>
 struct ChunkDot {

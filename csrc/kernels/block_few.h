@@ -118,11 +118,6 @@ class FewRows {
   }
 
   const char* x_sum(int r, int part) const { return x_sums_ + r * x_sums_stride_ + part * 4; }
-  static F16 float_at(const char* p) {
-    float x;
-    __builtin_memcpy(&x, p, 4);
-    return set1(x);
-  }
   int32_t start(int r, int part) const {
     int32_t start = 0;
     if constexpr (!F::kHasMins) __builtin_memcpy(&start, x_sum(r, part), 4);

@@ -29,6 +29,7 @@ template <class F>
 constexpr int64_t kRecordLines = kRecordBytes<F> / kCacheLine;
 template <class F>
 constexpr int64_t kUnpackLines = kRecordLines<F> / 2;  // fetched while a record is unpacked
+
 // Memory of a task.
 struct Scratch {
   float* totals;      // [groups of kDotPanels panels][rows][kDotCols]
