@@ -117,6 +117,17 @@ def test_several_servers_count_in_one_file_and_none_of_them_loses_any(tmp_path: 
     ledgers[-1].close()
 
 
+def test_a_file_that_is_in_use_while_it_is_made_is_waited_for(tmp_path: Path):
+    path = str(tmp_path / "usage.db")
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    end = threading.Timer(0.2, other.execute, ("ROLLBACK",))
+    end.start()
+    UsageLedger(path, 400, clock=lambda: NOON).close()
+    end.join()
+    other.close()
+
+
 def test_what_cannot_be_written_is_tried_again(tmp_path: Path, caplog):
     path = str(tmp_path / "usage.db")
     ledger = UsageLedger(path, 400, clock=lambda: NOON)

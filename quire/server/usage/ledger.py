@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 APPLICATION_ID = 0x51755573
 SCHEMA_VERSION = 1
 FIELD = "usage_ledger"
-LOCK_WAIT_S = 5.0
+LOCK_WAIT_S, LOCK_LOOK_S = 5.0, 0.01
 RETRY_S = 1.0
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "generated_tokens")
 SCHEMA = f"""
@@ -245,7 +245,7 @@ def _open(path: str) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise _unusable(path, str(error)) from None
     try:
-        db.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(db)
         db.execute("PRAGMA synchronous = NORMAL")
         with _transaction(db):  # of several servers that begin at once, one makes the table
             (num_tables,) = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -261,6 +261,22 @@ def _open(path: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _write_ahead(db: sqlite3.Connection) -> None:
+    """Keep a log of what is written: readers and writers do not block each other.
+
+    To change that, SQLite needs the file for itself, and does not wait for others that begin at the same time.
+    """
+    until_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until_s:
+                raise
+        time.sleep(LOCK_LOOK_S)
 
 
 def _check(path: str, db: sqlite3.Connection) -> None:
