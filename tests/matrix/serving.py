@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -17,13 +18,10 @@ from typing import Any
 
 from quire.config.build import build_config
 from quire.core.sampling_params import SamplingParams
-from quire.engine import grammar_gate
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm_engine import LLMEngine
 from quire.models.hub import resolve_model_path
-from quire.structured_output.compile.fast_budget import FastBudget
-from quire.structured_output.compile.messages import WorkerSetup
-from quire.structured_output.compile.pool import CompilePool
+from tests.compile_pools import shared_compile_pools
 from tests.matrix.answers import Response, response_of
 from tests.matrix.features import FEATURES, PARSERS, Feature
 from tests.matrix.script import Script
@@ -155,8 +153,8 @@ class Servers:
         self._servers: dict[tuple[str, str], LoopServer] = {}
         self._crowds: dict[str, Crowd] = {}
         self._resumed: dict[str, Response] = {}
-        self._make_pool, self._pools = grammar_gate.CompilePool, dict[str, CompilePool]()
-        grammar_gate.CompilePool = self._shared_pool  # type: ignore[assignment, misc]
+        self._pools = contextlib.ExitStack()
+        self._pools.enter_context(shared_compile_pools())
 
     def close(self) -> None:
         for server in self._servers.values():
@@ -167,7 +165,7 @@ class Servers:
             engine.shutdown()
         self._loop.close()
         self._directory.cleanup()
-        grammar_gate.CompilePool = self._make_pool  # type: ignore[misc]
+        self._pools.close()
 
     def port(self, parsers: str, engine: str = PLAIN) -> int:
         """Where the server of these settings listens."""
@@ -222,12 +220,6 @@ class Servers:
                 break
             asyncio.run(self._kill_under([one for one in FEATURES if one not in self._resumed]))
         return self._resumed[name]
-
-    def _shared_pool(self, setup: WorkerSetup, fast_budget: FastBudget | None = None) -> CompilePool:
-        """What compiles grammars, for all engines of this process; the first one's end is that of all."""
-        if str(setup) not in self._pools:
-            self._pools[str(setup)] = self._make_pool(setup, fast_budget)
-        return self._pools[str(setup)]
 
     @cached_property
     def _drafters(self) -> Drafters:

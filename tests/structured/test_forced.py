@@ -315,7 +315,7 @@ def test_calls_of_strict_functions_are_valid_wherever_they_begin_in_a_text(name:
         grammar = made.load(spec, made.compile(spec))
         openers = [special.get(text) for text in syntax.openers]
         word = token_ids(syntax.begin or syntax.head, special)
-        for seed in range(12):
+        for seed in range(effort(5, 12)):
             rng = random.Random(seed)
             state, line, tokens = grammar.start(), np.empty((1, made.vocabulary.bitmask_size), dtype=np.int32), []
             while len(tokens) < 700:

@@ -18,6 +18,7 @@ from quire.models.loader import load_model
 from quire.models.model_dir import read_model_dir
 from quire.models.stored_weights import check_weights, read_weights
 from quire.simulator.mixers import cache_specs
+from tests.compile_pools import shared_compile_pools
 from tests.effort import effort
 from tests.models.families.cases import CASES
 from tests.models.families.checks import CHECKS, Subject
@@ -25,6 +26,12 @@ from tests.models.families.table import FOLDER, PAGES, render
 from tests.models.families.through_transformers import THROUGH_TRANSFORMERS
 
 SUBJECTS = {**CASES, **THROUGH_TRANSFORMERS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_compile_pool() -> Iterator[None]:
+    with shared_compile_pools():
+        yield
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)
