@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -28,6 +30,7 @@ logger = get_logger(__name__)
 
 TEMPLATE_NAME = "<template>"
 COMPILE_EVENTS = 50_000_000
+KEPT_CODES = 16
 PROBE_LIMITS = TemplateLimits(max_events=300_000, max_cpu_s=1.5)
 TEMPLATE_BUGS = (OverBudgetError, RecursionError, MemoryError)
 RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
@@ -179,11 +182,8 @@ class ChatTemplate:
                 hint="use a shorter template",
                 field="chat_template",
             )
-        limits = TemplateLimits(max_events=COMPILE_EVENTS, max_cpu_s=self._limits.max_cpu_s)
         try:
-            with Budget(limits, TEMPLATE_NAME).tracing():
-                loops_over_content = any(map(_reads_content, self._environment.parse(source).find_all(nodes.For)))
-                return self._environment.from_string(source), loops_over_content
+            code, loops_over_content = _compiled(source, self._limits.max_cpu_s)
         except TEMPLATE_BUGS as error:
             raise _too_expensive(error) from None
         except (jinja2.TemplateError, SyntaxError, ValueError) as error:
@@ -193,6 +193,19 @@ class ChatTemplate:
                 hint="it must be Jinja with the filters and methods that Hugging Face chat templates use",
                 field="chat_template",
             ) from error
+        environment = self._environment
+        return jinja2.Template.from_code(environment, code, environment.make_globals(None)), loops_over_content
+
+
+@lru_cache(maxsize=KEPT_CODES)
+def _compiled(source: str, max_cpu_s: float) -> tuple[CodeType, bool]:
+    """The code of a template, which is the same in every environment, and whether it goes through parts of contents."""
+    budget = Budget(TemplateLimits(max_events=COMPILE_EVENTS, max_cpu_s=max_cpu_s), TEMPLATE_NAME)
+    environment = TemplateEnvironment(budget)
+    with budget.tracing():
+        tree = environment.parse(source)
+        loops_over_content = any(map(_reads_content, tree.find_all(nodes.For)))
+        return environment.compile(tree), loops_over_content
 
 
 def load_chat_template(
