@@ -52,6 +52,7 @@ DRAFTING = {f"drafts_{name.replace(', else ', '_else_')}": name for name in METH
 """Engine -> the method by which it drafts, as often as it may."""
 NUM_COPIES = {"pool": 2, "fair": 2}
 MAX_KILLS = MAX_TRIES = 8
+MAX_WAITS = 30_000  # of a millisecond each
 RUN_S, LOOK_S = 0.004, 0.02
 USAGE = {"include_usage": True}
 
@@ -61,7 +62,7 @@ class Counted:
 
     Attributes:
         num_preemptions, num_swaps: preempted requests, and those of them that were swapped.
-        gathers: so many requests must have come before the next step.
+        gathers: so many requests must have come before the next step, which waits for one that was refused for a while.
         interrupts_at: after three steps in which so many requests decode, as many come that are more urgent; 0 = never.
     """
 
@@ -69,16 +70,17 @@ class Counted:
         self.num_preemptions = self.num_swaps = self.gathers = self.interrupts_at = 0
         self._engine = engine
         self._step = engine.step
-        self._num_steps = 0
+        self._num_steps = self._num_waits = 0
         self._numbers = itertools.count()
         engine.step = self._counted_step  # type: ignore[method-assign]
 
     def _counted_step(self) -> Any:
-        if self._engine.get_num_unfinished_requests() < self.gathers:
+        if self._engine.get_num_unfinished_requests() < self.gathers and self._num_waits < MAX_WAITS:
+            self._num_waits += 1
             time.sleep(0.001)
             return []
         self._num_steps *= self.gathers == 0
-        self.gathers = 0
+        self.gathers = self._num_waits = 0
         outputs = self._step()
         stats = self._engine.last_stats
         self.num_preemptions += stats.num_preemptions
