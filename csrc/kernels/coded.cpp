@@ -37,7 +37,7 @@ void multiply_panel(const Codes& widener, const float* x, const CodedPanel& pane
       const uint8_t* wanted = ahead < size ? panel.codes + ahead : panel.next + (ahead - size);
       for (int64_t line = 0; line < kTileBytes; line += kCacheLine) prefetch_l1(wanted + line);
       widener.tile(panel.codes + at, panel.zeros == nullptr ? nullptr : panel.zeros + place, numbers);
-      constexpr int W = kWide<R>;
+      constexpr int W = kWide;
       for (int first = 0; first < kPanelSize; first += W * kLanes) {
         Lanes of_tile[W][R];
         dot_tile(x, kInputFloats<bf16>, numbers, first, of_tile);

@@ -27,7 +27,7 @@ static inline void lanes_split(const bf16* p, Lanes& even, Lanes& odd) {
 #elif defined(QUIRE_TIER_AVX2)
 
 using Lanes = __m256;
-constexpr int kMaxRows = 6;
+constexpr int kMaxRows = 4;  // two registers of outputs each, for one chain at a time: see kWide
 static inline Lanes lanes_of(float x) { return _mm256_set1_ps(x); }
 static inline Lanes lanes_load(const float* p) { return _mm256_loadu_ps(p); }
 static inline void lanes_store(float* p, Lanes x) { _mm256_storeu_ps(p, x); }
@@ -70,6 +70,14 @@ static inline void load_pair(const bf16* tile, int pair, int first, Lanes& even,
 static inline void load_pair(const float* tile, int pair, int first, Lanes& even, Lanes& odd) {
   even = lanes_load(tile + pair * 32 + first);
   odd = lanes_load(tile + pair * 32 + 16 + first);
+}
+
+// The same of one input of the pair: 0 = the first.
+template <int I, class T>
+static inline Lanes load_one(const T* tile, int pair, int first) {
+  Lanes of_pair[2];
+  load_pair(tile, pair, first, of_pair[0], of_pair[1]);
+  return of_pair[I];
 }
 
 // One step of a chain: bfloat16 products are exact in float32, so one rounding; float32 products round, then the sum.

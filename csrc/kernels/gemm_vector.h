@@ -11,6 +11,9 @@
 // More rows: blocks of 8 tiles; the weights of a block (8 KB) stay in level 1 while all register blocks pass.
 #pragma once
 
+#include <cstddef>
+#include <utility>
+
 #include "kernels/gemm_epilogue.h"
 #include "kernels/gemm_lanes.h"
 #include "kernels/products.h"
@@ -75,6 +78,24 @@ static inline void chains_of_pairs(const float* x, int64_t x_stride, const bf16*
 
 #endif
 
+// One chain of R rows over a tile: that of the first inputs of pairs (I = 0), or of the second. Inputs are broadcast once
+// for W registers, and half as many registers hold sums.
+template <class T, int R, int W, int I>
+static inline void one_chain(const float* x, int64_t x_stride, const T* weights, int first, Lanes (&sums)[W][R]) {
+#pragma GCC unroll 4
+  for (int pair = 0; pair < kTileDepth / 2; ++pair) {
+    Lanes of_pair[W];
+#pragma GCC unroll 2
+    for (int w = 0; w < W; ++w) of_pair[w] = load_one<I>(weights, pair, first + w * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Lanes input = lanes_of(x[r * x_stride + 2 * pair + I]);
+#pragma GCC unroll 2
+      for (int w = 0; w < W; ++w) sums[w][r] = chain<T>(input, of_pair[w], sums[w][r]);
+    }
+  }
+}
+
 // sums[w][r] = both chains of a tile, added. The arguments are those of `chains`.
 template <class T, int R, int W>
 [[gnu::always_inline]] static inline void dot_tile(const float* x, int64_t x_stride, const T* weights, int first,
@@ -93,7 +114,12 @@ template <class T, int R, int W>
     chains<T, R, W>(x, x_stride, weights, first, even, odd);
   }
 #else
-  chains<T, R, W>(x, x_stride, weights, first, even, odd);
+  if constexpr (W == 2 && R > 2) {
+    one_chain<T, R, W, 0>(x, x_stride, weights, first, even);
+    one_chain<T, R, W, 1>(x, x_stride, weights, first, odd);
+  } else {
+    chains<T, R, W>(x, x_stride, weights, first, even, odd);
+  }
 #endif
 #pragma GCC unroll 2
   for (int w = 0; w < W; ++w) {
@@ -102,31 +128,35 @@ template <class T, int R, int W>
   }
 }
 
+// Registers of outputs side by side: both of a panel that is two wide. One row or two would have too few chains otherwise
+// to hide the latency of a multiply-add; three and four compute one chain after the other, which leaves registers for
+// two, so that these share what is broadcast.
+constexpr int kWide = kPanelSize == 2 * kLanes ? 2 : 1;
+
 // totals[r][16] += x[r] . weights over num_tiles tiles. Row r of x is at x + r * kBlockTiles * kInputFloats.
 // Meanwhile `lines` cache lines for each tile are fetched, from `ahead` on.
 template <class T, int R>
 static void dot_tiles(const float* x, const T* weights, int64_t num_tiles, float* totals, const char* ahead,
                       int64_t lines) {
   constexpr int64_t kStride = kBlockTiles * kInputFloats<T>;
+  constexpr int W = kWide;
   for (int64_t tile = 0; tile < num_tiles; ++tile, x += kInputFloats<T>, weights += kTileSize) {
     for (int64_t line = 0; line < lines; ++line) prefetch_l2(ahead + line * kCacheLine);
     ahead += lines * kCacheLine;
-    for (int first = 0; first < kPanelSize; first += kLanes) {
-      Lanes sums[1][R];
+    for (int first = 0; first < kPanelSize; first += W * kLanes) {
+      Lanes sums[W][R];
       dot_tile(x, kStride, weights, first, sums);
+#pragma GCC unroll 2
+      for (int w = 0; w < W; ++w) {
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        float* total = totals + r * kPanelSize + first;
-        lanes_store(total, lanes_add(lanes_load(total), sums[0][r]));
+        for (int r = 0; r < R; ++r) {
+          float* total = totals + r * kPanelSize + first + w * kLanes;
+          lanes_store(total, lanes_add(lanes_load(total), sums[w][r]));
+        }
       }
     }
   }
 }
-
-// Registers of outputs side by side. One row or two have too few chains to hide the latency of a multiply-add; where a
-// panel is two registers wide they take both. More rows would need more registers than there are.
-template <int R>
-constexpr int kWide = kPanelSize == 2 * kLanes && R <= 2 ? 2 : 1;
 
 // totals[r][16] = x[r] . weights over a whole panel, whose tiles follow each other. Of every tile x has the inputs of R
 // rows. Weights are fetched kAheadBytes ahead; past the end of the panel, those at `next`.
@@ -135,7 +165,7 @@ constexpr int kWide = kPanelSize == 2 * kLanes && R <= 2 ? 2 : 1;
 template <class T, int R>
 static void dot_panel(const float* x, const T* weights, int64_t num_tiles, float* totals, const T* next) {
   constexpr int64_t kAheadTiles = kAheadBytes / (kTileSize * sizeof(T));
-  constexpr int W = kWide<R>;
+  constexpr int W = kWide;
   constexpr int64_t kFetched = kTileSize * W * kLanes / kPanelSize;  // of a tile, in a pass
   const int64_t part_tiles = W * kLanes == kPanelSize ? num_tiles : kAheadTiles;
   for (int64_t begin = 0; begin < num_tiles; begin += part_tiles) {
@@ -176,46 +206,31 @@ static void dot_panel(const float* x, const T* weights, int64_t num_tiles, float
 template <class T>
 using DotPanel = void (*)(const float*, const T*, int64_t, float*, const T*);
 
+template <class T, std::size_t... R>
+static DotPanel<T> dot_panel_of(int64_t num_rows, std::index_sequence<R...>) {
+  static constexpr DotPanel<T> kOf[] = {dot_panel<T, R + 1>...};
+  return kOf[num_rows - 1];
+}
+
+// At most kStreamRows.
 template <class T>
 static DotPanel<T> dot_panel_of(int64_t num_rows) {
-  switch (num_rows) {
-    case 1: return dot_panel<T, 1>;
-    case 2: return dot_panel<T, 2>;
-    case 3: return dot_panel<T, 3>;
-    case 4: return dot_panel<T, 4>;
-    case 5: return dot_panel<T, 5>;
-#if defined(QUIRE_SIMD_AVX512)
-    case 6: return dot_panel<T, 6>;
-    case 7: return dot_panel<T, 7>;
-    default: return dot_panel<T, 8>;
-#else
-    default: return dot_panel<T, 6>;
-#endif
-  }
+  return dot_panel_of<T>(num_rows, std::make_index_sequence<kStreamRows>());
 }
 
 template <class T>
 using DotTiles = void (*)(const float*, const T*, int64_t, float*, const char*, int64_t);
 
+template <class T, std::size_t... R>
+static DotTiles<T> dot_tiles_of(int64_t num_rows, std::index_sequence<R...>) {
+  static constexpr DotTiles<T> kOf[] = {dot_tiles<T, R + 1>...};
+  return kOf[num_rows - 1];
+}
+
+// At most kMaxRows.
 template <class T>
 static DotTiles<T> dot_tiles_of(int64_t num_rows) {
-  switch (num_rows) {
-    case 1: return dot_tiles<T, 1>;
-    case 2: return dot_tiles<T, 2>;
-    case 3: return dot_tiles<T, 3>;
-    case 4: return dot_tiles<T, 4>;
-    case 5: return dot_tiles<T, 5>;
-    case 6: return dot_tiles<T, 6>;
-#if defined(QUIRE_SIMD_AVX512)
-    case 7: return dot_tiles<T, 7>;
-    case 8: return dot_tiles<T, 8>;
-    case 9: return dot_tiles<T, 9>;
-    case 10: return dot_tiles<T, 10>;
-    default: return dot_tiles<T, 11>;
-#else
-    default: return dot_tiles<T, 6>;
-#endif
-  }
+  return dot_tiles_of<T>(num_rows, std::make_index_sequence<kMaxRows>());
 }
 
 // One row's inputs of up to a tile as the chains take them; missing ones are zero.
