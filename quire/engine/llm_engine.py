@@ -84,7 +84,8 @@ class LLMEngine:
             config, model_dir = resolve_config(config, platform)
             note_plugins(config, options.get("logits_processors", ()))
         with collector_paused():
-            from quire.engine.factory import build_parts  # late: loads torch
+            with timer.phase("torch"):
+                from quire.engine.factory import build_parts  # late: loads torch
 
             return cls(build_parts(config, model_dir, platform, timer, **options))
 
