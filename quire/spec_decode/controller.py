@@ -120,7 +120,7 @@ class SpeculationController:
             self._next_look_s = busy_s + self._watch.pause_s(step_s, may_hurry=False)  # anew when it was recorded
             self._num_to_skip = self._first_depth - 1  # then it is known what came
         else:
-            self._num_to_skip = min(int((self._next_look_s - busy_s) / step_s), MAX_INTERVAL)
+            self._num_to_skip = min(int((self._next_look_s - busy_s) / step_s) + 1, MAX_INTERVAL)
 
     def _enter(self, bucket: LoadBucket) -> DraftWatch:
         """A class that is new begins with what is known of the one before it."""

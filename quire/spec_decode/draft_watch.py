@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from quire.spec_decode.guard import Promise
 
-# What looking takes of the time, at most; and the share of a proposer's time that planning takes besides.
+# What looking takes of the time, at most; and what a look takes besides the proposer: to be asked about three or four
+# steps instead of none, and to compare.
 WATCHED_SHARE = 0.004
-PLANNING_S = 0.0002
+PLANNING_S = 0.0004
 FIRST_SHARE = 0.012  # after the first look, which may have found nothing in the caches
 # Steps between two looks, of any class.
 MIN_INTERVAL, MAX_INTERVAL = 16, 1024

@@ -46,7 +46,7 @@ def test_looks_that_take_longer_are_rarer_and_one_long_one_says_nothing():
         watch.note_time(proposing_s)
         pauses.append(watch.pause_s(0.001, may_hurry=False))
         watch.observe(0.01, 0.02)
-    assert pauses[0] < pauses[1] == pauses[2] == pauses[3] < 0.08
+    assert pauses[0] < pauses[1] == pauses[2] == pauses[3] < 0.13
     assert pauses[5] == 1024 * 0.001, "bounded"
 
 
