@@ -248,7 +248,8 @@ class Drafts:
         if drafted is None:
             if has_decoding and seconds is not None:
                 self._num_taken += 1
-                self._taken_s += seconds + (self._usual_between_s or 0.0)  # no clock is read for such a step
+                # No clock is read for such a step: between it and the one before lies what usually does.
+                self._taken_s += seconds + (self._usual_between_s or 0.0)
             return
         is_capture = seconds is None and output.is_capture
         if seconds is None and not is_capture:

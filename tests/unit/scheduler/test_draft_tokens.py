@@ -251,6 +251,19 @@ def test_a_controller_that_has_closed_a_load_is_asked_again_after_some_steps_or_
     assert len(controller.steps) == 4, "as many rows, but other tokens"
 
 
+def test_steps_that_are_not_asked_about_count_with_what_usually_lies_between_steps():
+    controller = Two(most=0, skips=3)
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
+    engine.duration = controller.pass_quarter
+    engine.add(make_request(0, 5, max_tokens=40))
+    engine.step()
+    for _ in range(13):
+        controller.now_s += 0.125
+        engine.step()
+    assert [taken.seconds for taken in controller.steps] == [0.375] * 4
+    assert controller.skipped == [(3, 3 * 0.375)] * 3
+
+
 def test_what_a_model_took_to_draft_in_a_step_is_the_proposers_time_and_not_the_steps(monkeypatch):
     controller = Two()
     engine = Engine(make_scheduler(proposer=Guesses(4, 1), controller=controller))
