@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from quire.spec_decode.guard import Promise
 
-# What looking takes of the time, at most; and what a look takes besides the proposer: to be asked about three or four
-# steps instead of none, and to compare.
-WATCHED_SHARE = 0.004
+# What looking takes of the time, at most: after the first look, which may have found nothing in the caches; until it is
+# known what drafts come to, and while they come to something; and where they are bad. It is about twice as much: steps
+# beside a look find less in the caches.
+FIRST_SHARE, WATCHED_SHARE, HOPELESS_SHARE = 0.012, 0.004, 0.002
+# What a look takes besides the proposer: to be asked about three or four steps instead of none, and to compare.
 PLANNING_S = 0.0004
-FIRST_SHARE = 0.012  # after the first look, which may have found nothing in the caches
 # Steps between two looks, of any class.
 MIN_INTERVAL, MAX_INTERVAL = 16, 1024
 # So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is good, they
@@ -85,6 +86,8 @@ class DraftWatch:
     def pause_s(self, step_s: float, *, may_hurry: bool) -> float:
         """Seconds of plain steps, of `step_s` each, until the next look."""
         share = WATCHED_SHARE if self.num_looks else FIRST_SHARE
+        if self.num_looks >= ENOUGH and self.ratio < BEARABLE:
+            share = HOPELESS_SHARE
         pause_s = min(max(self.look_s / share, MIN_INTERVAL * step_s), MAX_INTERVAL * step_s)
         if may_hurry and self.look_s < step_s and (self.num_looks < ENOUGH or self.promise):
             pause_s /= HURRY

@@ -9,7 +9,15 @@ from quire.core.drafts import Proposals
 from quire.core.speculation_stats import Reason
 from quire.spec_decode.controller import SpeculationController
 from quire.spec_decode.draft_budget import common_budgets
-from quire.spec_decode.draft_watch import BEARABLE, ENOUGH, ENOUGH_WITHOUT, PLANNING_S, WATCHED_SHARE, DraftWatch
+from quire.spec_decode.draft_watch import (
+    BEARABLE,
+    ENOUGH,
+    ENOUGH_WITHOUT,
+    HOPELESS_SHARE,
+    PLANNING_S,
+    WATCHED_SHARE,
+    DraftWatch,
+)
 from quire.spec_decode.guard import DraftGuard, Promise
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import FEW, Survival
@@ -46,7 +54,9 @@ def test_looks_that_take_longer_are_rarer_and_one_long_one_says_nothing():
         watch.note_time(proposing_s)
         pauses.append(watch.pause_s(0.001, may_hurry=False))
         watch.observe(0.01, 0.02)
-    assert pauses[0] < pauses[1] == pauses[2] == pauses[3] == (PLANNING_S + 0.0001) / WATCHED_SHARE
+    look_s = PLANNING_S + 0.0001
+    assert pauses[0] < pauses[1] == pauses[2] == look_s / WATCHED_SHARE
+    assert pauses[ENOUGH] == look_s / HOPELESS_SHARE, "by then it is known that drafts would lose"
     assert pauses[5] == 1024 * 0.001, "bounded"
 
 
