@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"), help="folder for all intermediate files")
     parser.add_argument("--target", type=Path, default=Path("quire/assets/leaf"), help="folder of the finished model")
-    parser.add_argument("--tokens", type=float, default=28e6, help="length of the training")
+    parser.add_argument("--tokens", type=float, default=28e6, help="tokens of the first cycle of its training")
     parser.add_argument("--threads", type=int, default=0, help="parts of a batch, each with a core (0: all cores)")
     args = parser.parse_args()
     out, built, scores = ("--out", str(args.out)), args.out / "model", args.out / "scores.json"

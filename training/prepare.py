@@ -105,7 +105,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/leaf"))
-    parser.add_argument("--tokens", type=float, default=28e6, help="tokens of the whole schedule")
+    parser.add_argument("--tokens", type=float, default=28e6, help="tokens of the first cycle of the schedule")
     parser.add_argument("--part", type=int, default=1_000_000, help="tokens per part")
     parser.add_argument("--longest", type=int, default=1024, help="longest document, in tokens")
     parser.add_argument("--processes", type=int, default=2)

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from training.corpus.base import Sample
 from training.corpus.registry import training_samples
-from training.mixture import PHASES, overall
+from training.mixture import FIRST_CYCLE, overall
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = (
@@ -178,7 +178,7 @@ def train_tokenizer(samples: int, vocab_size: int, seed: int) -> Tokenizer:
     marker = re.compile("|".join(re.escape(t) for t in SPECIAL + MARKERS))
     texts = (
         part
-        for s in itertools.islice(training_samples(seed, overall(PHASES)), samples)
+        for s in itertools.islice(training_samples(seed, overall(FIRST_CYCLE)), samples)
         for part in marker.split("".join(text for text, _ in render(s)))
         if part
     )

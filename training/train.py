@@ -1,9 +1,9 @@
 """Trains `leaf`. `python -m training.train` after prepare.py.
 
-One pass over the corpus, in the order of its phases; the learning rate follows the share of tokens that are done. So
-the weights depend on the files of prepare.py and the seed alone, on one machine with one number of threads. A
-checkpoint is written every minute, atomically, and a new start continues exactly where it ended. State on disk:
-checkpoint.pt and train.log in the build folder.
+One pass over the corpus, in the order of its phases; the learning rate follows the share of tokens that are done, in
+each of its cycles (mixture.py). So the weights depend on the files of prepare.py and the seed alone, on one machine
+with one number of threads. A checkpoint is written every minute, atomically, and a new start continues exactly where it
+ended. State on disk: checkpoint.pt and train.log in the build folder.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from training import fused
 from training.data import Corpus
 from training.memory import keep_freed_memory
+from training.mixture import CYCLES
 from training.model import Leaf, LeafConfig
 from training.muon import build_optimisers
 
@@ -36,7 +37,8 @@ class Settings:
     """Everything that decides about a run.
 
     `lr_muon`, `lr_adam`: step sizes at their peak; `warmup`: share of all tokens; `threads`: parts of a batch that are
-    computed at the same time; `dtype`: of matrix products.
+    computed at the same time; `dtype`: of matrix products; `cycles`: phases with which a cycle of step sizes
+    begins, and its peak as a share of theirs.
     """
 
     folder: Path
@@ -55,6 +57,7 @@ class Settings:
     name: str = "checkpoint"
     threads: int = 1
     dtype: torch.dtype = torch.bfloat16
+    cycles: dict[int, float] = field(default_factory=lambda: {0: 1.0})
 
 
 def fast_dtype(device: str) -> torch.dtype:
@@ -69,6 +72,14 @@ def schedule(progress: float, warmup: float) -> float:
     if progress < warmup:
         return progress / warmup + 0.01
     return min(1.0, max(0.0, (1.0 - progress) / 0.7))
+
+
+class Cycle(NamedTuple):
+    """Step sizes from `begin` to `end`, in tokens; `peak` is a share of those of the settings."""
+
+    begin: int
+    end: int
+    peak: float
 
 
 class Loss(NamedTuple):
@@ -109,8 +120,21 @@ class Trainer:
         self.sums: dict[str, list[float]] = {}
         self.plan = self.corpus.plan(settings.seed, 0, settings.batch_tokens)
         self.total = settings.epochs * self.corpus.padded_tokens(self.plan)
+        self.cycles = self._cycles()
         if self.path.exists():
             self.load()
+
+    def _cycles(self) -> list[Cycle]:
+        starts = sorted(self.s.cycles)
+        before = [[docs for docs in self.plan if self.corpus.phases[docs[0]] < first] for first in starts]
+        begins = [self.corpus.padded_tokens(batches) for batches in before]
+        ends = [*begins[1:], self.total]
+        return [Cycle(begin, end, self.s.cycles[first]) for first, begin, end in zip(starts, begins, ends)]
+
+    def step_size(self) -> float:
+        """Of the next step, as a share of the peaks of the settings."""
+        begin, end, peak = next(cycle for cycle in reversed(self.cycles) if cycle.begin <= self.tokens)
+        return peak * schedule((self.tokens - begin) / (end - begin), self.s.warmup)
 
     def load(self) -> None:
         """Restores model, optimisers and position from the checkpoint."""
@@ -173,7 +197,7 @@ class Trainer:
     def train_step(self) -> None:
         """Trains on the next batch."""
         docs = self.plan[self.index]
-        factor = schedule(self.tokens / self.total, self.s.warmup)
+        factor = self.step_size()
         for optimiser, peaks in zip(self.optimisers, self.peaks):
             for group, peak in zip(optimiser.param_groups, peaks):
                 group["lr"] = peak * factor
@@ -262,6 +286,7 @@ def main() -> None:
         save_every=args.save_every,
         threads=(args.threads or os.cpu_count() or 1) if device == "cpu" else 1,
         dtype=DTYPES[args.dtype] if args.dtype else fast_dtype(device),
+        cycles=CYCLES,
     )
     trainer = Trainer(settings)
     parameters = sum(p.numel() for p in trainer.model.parameters())

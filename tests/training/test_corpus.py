@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from training.corpus.base import held_out, is_right, sum_key
 from training.corpus.registry import EVALUATED, MEASURED, TASKS, held_out_samples, training_samples
 from training.floors import ASKED, CARD, shortfalls
-from training.mixture import HEADS, PHASES, overall
+from training.mixture import CYCLES, FIRST_CYCLE, HEADS, PHASES, overall
 
 
 def _take(seed: int, count: int):
@@ -29,7 +30,8 @@ def test_every_task_occurs():
 
 
 def test_the_schedule_is_whole_and_names_tasks_that_exist():
-    assert sum(phase.share for phase in PHASES) == pytest.approx(1.0)
+    assert sum(phase.share for phase in FIRST_CYCLE) == pytest.approx(1.0) and PHASES[: len(FIRST_CYCLE)] == FIRST_CYCLE
+    assert set(CYCLES) <= set(range(len(PHASES))) and 0 in CYCLES
     for phase in (*PHASES, HEADS):
         assert set(phase.weights) <= set(TASKS) and min(phase.weights.values()) > 0
     assert sum(overall(PHASES).values()) == pytest.approx(1.0)
@@ -41,6 +43,23 @@ def test_a_count_is_written_step_by_step():
         value = int(total.split()[0])
         assert [int(n) for n in re.findall(r"\d+", steps)] == list(range(1, value + 1))
         assert is_right(sample.answer, sample.check) and not is_right(f"{value + 1} items.", sample.check)
+
+
+def test_owners_are_looked_up_backwards():
+    rng = random.Random(0)
+    forms = set()
+    for _ in range(100):
+        sample = TASKS["owners"](rng, False)
+        shown = sample.messages[0]["content"]
+        question = sample.messages[-1]["content"]
+        if len(sample.messages) > 1 or "Who " in question:
+            forms.add("sentences")
+            assert sample.answer in shown and re.search(r"the (.*)\?$", question).group(1) in sample.answer
+        else:
+            forms.add("words")
+            for thing, owner in (pair.split(": ") for pair in sample.answer.split(", ")):
+                assert re.search(rf"{owner}\W+(\w+ the )?{thing}\b", shown) and thing in question
+    assert forms == {"sentences", "words"}
 
 
 def test_scores_below_the_card_are_named():

@@ -62,7 +62,8 @@ def test_phases_follow_each_other_with_their_shares_of_tokens(folder):
     assert phases == sorted(phases) and all(len(set(corpus.phases[docs])) == 1 for docs in plan)
     lengths = np.diff(corpus.starts)
     shares = [lengths[corpus.phases == number].sum() / lengths.sum() for number in range(len(PHASES))]
-    assert shares == pytest.approx([phase.share for phase in PHASES], abs=0.03)
+    total = sum(phase.share for phase in PHASES)
+    assert shares == pytest.approx([phase.share / total for phase in PHASES], abs=0.03)
     assert corpus.padded_tokens(plan) == sum(corpus.batch(docs, "cpu")[0].numel() for docs in plan)
 
 
@@ -134,6 +135,24 @@ def test_muon_update_is_nearly_orthogonal():
     g = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonalise(g).float())
     assert values.min() > 0.5 and values.max() < 1.4
+
+
+def test_each_cycle_of_step_sizes_ends_at_nothing(folder):
+    settings = Settings(folder, batch_tokens=2048, model=TINY, cycles={0: 1.0, 2: 0.5}, name="cycles")
+    trainer = Trainer(settings)
+    first, second = trainer.cycles
+    assert first.begin == 0 and first.end == second.begin and second.end == trainer.total
+    tokens = [trainer.corpus.padded_tokens([docs]) for docs in trainer.plan]
+    is_first = [trainer.corpus.phases[docs[0]] < 2 for docs in trainer.plan]
+    assert first.end == sum(count for count, is_of_it in zip(tokens, is_first) if is_of_it)
+    sizes = []
+    for count in tokens:
+        sizes.append(trainer.step_size())
+        trainer.tokens += count
+    of_first = [size for size, is_of_it in zip(sizes, is_first) if is_of_it]
+    of_second = [size for size, is_of_it in zip(sizes, is_first) if not is_of_it]
+    assert max(of_first) == 1.0 and max(of_second) == 0.5
+    assert of_first[-1] < 0.2 > 2 * of_second[-1]
 
 
 def test_schedule_rises_and_falls():

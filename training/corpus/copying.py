@@ -1,4 +1,4 @@
-"""Copying and looking up: repeat words, write JSON lists, read small tables.
+"""Copying and looking up: repeat words, write JSON lists, read small tables, find who has what.
 
 Dense practice for the one skill that stories, extraction and tool calls share:
 finding a word of the prompt and writing it again. Called by the registry.
@@ -73,11 +73,16 @@ def _table(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
     return [(f"{shown}\n\n{turns[0][0]}", turns[0][1])] + turns[1:], key
 
 
-def _pairs(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+def _people_and_things(rng: random.Random) -> tuple[list[str], list[str], str]:
+    """Names, as many things, and what they do with these."""
     n = rng.randint(2, 6)
     people, pool = rng.sample(words.NAMES, n), rng.choice((words.OBJECTS, words.FOODS, words.ANIMALS, words.FRUITS))
-    things = rng.sample(pool, n)
-    verb = rng.choice(("has", "likes", "sees", "wants", "found", "lost"))
+    return people, rng.sample(pool, n), rng.choice(("has", "likes", "sees", "wants", "found", "lost"))
+
+
+def _pairs(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    people, things, verb = _people_and_things(rng)
+    n = len(people)
     base = {"has": "have", "likes": "like", "sees": "see", "wants": "want", "found": "find", "lost": "lose"}[verb]
     does = "did" if verb in ("found", "lost") else "does"
     shown = " ".join(f"{p} {verb} the {t}." for p, t in zip(people, things))
@@ -127,15 +132,46 @@ def make_recital(rng: random.Random, single: bool) -> Sample:
     )
 
 
+def _word_before(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    """Word pairs, of which the second words are given: they stand in the answer just before what is looked up."""
+    n = rng.randint(2, 6)
+    firsts = rng.sample(rng.choice((words.NAMES, words.CITIES, words.SURNAMES)), n)
+    seconds = rng.sample(rng.choice((words.OBJECTS, words.FOODS, words.ANIMALS, words.FRUITS, words.JOBS)), n)
+    link = rng.choice((" ", ": ", " - ", " has the ", " likes the ", " sees the ", " found the "))
+    pairs = [f"{a}{link}{b}" for a, b in zip(firsts, seconds)]
+    asked = rng.sample(range(n), n)
+    ask = rng.choice(("{x}.\n\nWhat is before {y}?", "{x}\nLook up backwards: {y}", "Pairs: {x}\nWho: {y}"))
+    question = ask.format(x=", ".join(pairs), y=", ".join(seconds[i] for i in asked))
+    return [(question, ", ".join(f"{seconds[i]}: {firsts[i]}" for i in asked))], "recite:" + "|".join(pairs)
+
+
+def _owners(rng: random.Random) -> tuple[list[tuple[str, str]], str]:
+    """Who has something, one question after another."""
+    people, things, verb = _people_and_things(rng)
+    pairs = [f"{p} {verb} the {t}." for p, t in zip(people, things)]
+    asked = rng.sample(range(len(people)), len(people))
+    turns = [(f"Who {verb} the {things[i]}?", pairs[i]) for i in asked]
+    shown = f"{' '.join(pairs)}\n\n{turns[0][0]}"
+    return [(shown, turns[0][1]), *turns[1:]], "copy:" + "|".join(people + things)
+
+
+def make_owners(rng: random.Random, single: bool) -> Sample:
+    """What stands before a word: looked up backwards, several times for each text."""
+    turns, key = rng.choice((_word_before, _word_before, _owners))(rng)
+    return _sample_of("owners", [], turns[:1] if single else turns, key)
+
+
 def make_copying(rng: random.Random, single: bool) -> Sample:
     """One of the copying exercises, with up to five questions."""
     turns, key = rng.choice((_repeat, _table, _pairs))(rng)
     if single:
         turns = turns[:1]
-    messages = maybe_system(rng, 0.1)
+    return _sample_of("copying", maybe_system(rng, 0.1), turns, f"copy:{key}")
+
+
+def _sample_of(task: str, messages: list[dict[str, Any]], turns: list[tuple[str, str]], key: str) -> Sample:
+    """A conversation of questions with their answers, the last of which is to be learned."""
     for question, answer in turns[:-1]:
-        messages += [user(question), assistant(answer)]
-    answer = turns[-1][1]
-    return Sample(
-        "copying", messages + [user(turns[-1][0])], answer, {"kind": "exact", "value": answer}, (f"copy:{key}",)
-    )
+        messages = [*messages, user(question), assistant(answer)]
+    question, answer = turns[-1]
+    return Sample(task, [*messages, user(question)], answer, {"kind": "exact", "value": answer}, (key,))

@@ -41,6 +41,7 @@ def _make_mixed(rng: random.Random, single: bool) -> Sample:
 TASKS: dict[str, Maker] = {
     "copying": copying.make_copying,
     "recital": copying.make_recital,
+    "owners": copying.make_owners,
     "sums": arithmetic.make_sums,
     "word_sums": arithmetic.make_word_sums,
     "differences": arithmetic.make_differences,
