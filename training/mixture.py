@@ -90,8 +90,8 @@ FIRST_CYCLE = (
     Phase("conversations", 0.30, _CONVERSATIONS),
 )
 PHASES = (*FIRST_CYCLE, Phase("owners", 0.05, _OWNERS), Phase("all", 0.12, _ALL))
-CYCLES = {0: 1.0, len(FIRST_CYCLE): 1.0}
-"""Phases with which the step size rises anew and then falls to nothing -> its largest value, as a share of the peak."""
+CYCLES = 0, len(FIRST_CYCLE)
+"""Phases with which the step size rises to its peak, rising; at the end of each cycle it has fallen to nothing."""
 
 # Longer answers weigh more here: it is in them that drafts save steps.
 HEADS = Phase(

@@ -38,7 +38,7 @@ class Settings:
 
     `lr_muon`, `lr_adam`: step sizes at their peak; `warmup`: share of all tokens; `threads`: parts of a batch that are
     computed at the same time; `dtype`: of matrix products; `cycles`: phases with which a cycle of step sizes
-    begins, and its peak as a share of theirs.
+    begins, rising.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class Settings:
     name: str = "checkpoint"
     threads: int = 1
     dtype: torch.dtype = torch.bfloat16
-    cycles: dict[int, float] = field(default_factory=lambda: {0: 1.0})
+    cycles: tuple[int, ...] = (0,)
 
 
 def fast_dtype(device: str) -> torch.dtype:
@@ -75,11 +75,10 @@ def schedule(progress: float, warmup: float) -> float:
 
 
 class Cycle(NamedTuple):
-    """Step sizes from `begin` to `end`, in tokens; `peak` is a share of those of the settings."""
+    """Step sizes rise and fall once from `begin` to `end`, in tokens."""
 
     begin: int
     end: int
-    peak: float
 
 
 class Loss(NamedTuple):
@@ -125,16 +124,14 @@ class Trainer:
             self.load()
 
     def _cycles(self) -> list[Cycle]:
-        starts = sorted(self.s.cycles)
-        before = [[docs for docs in self.plan if self.corpus.phases[docs[0]] < first] for first in starts]
+        before = [[docs for docs in self.plan if self.corpus.phases[docs[0]] < first] for first in self.s.cycles]
         begins = [self.corpus.padded_tokens(batches) for batches in before]
-        ends = [*begins[1:], self.total]
-        return [Cycle(begin, end, self.s.cycles[first]) for first, begin, end in zip(starts, begins, ends)]
+        return [Cycle(begin, end) for begin, end in zip(begins, [*begins[1:], self.total])]
 
     def step_size(self) -> float:
         """Of the next step, as a share of the peaks of the settings."""
-        begin, end, peak = next(cycle for cycle in reversed(self.cycles) if cycle.begin <= self.tokens)
-        return peak * schedule((self.tokens - begin) / (end - begin), self.s.warmup)
+        begin, end = next(cycle for cycle in reversed(self.cycles) if cycle.begin <= self.tokens)
+        return schedule((self.tokens - begin) / (end - begin), self.s.warmup)
 
     def load(self) -> None:
         """Restores model, optimisers and position from the checkpoint."""
