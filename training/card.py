@@ -43,7 +43,8 @@ words outside its word lists are often copied with mistakes. Do not use it for a
 From nothing, by the scripts in `training/` of the Quire repository: a seeded procedural text generator, a byte-level
 BPE tokenizer with single digits, and a PyTorch trainer with Muon for the hidden matrices and AdamW for the rest.
 No text, weights or data came from anywhere else. This copy was trained for {minutes:.0f} minutes on {tokens:.1f}
-million tokens ({steps} steps). `make leaf` makes it again, with the schedule of tasks in `training/mixture.py`.
+million tokens ({steps} steps); its weights are the mean of those at the ends of the two cycles of step sizes. `make
+leaf` makes it again, with the schedule of tasks in `training/mixture.py`.
 
 Seed {seed}; SHA-256 of model.safetensors: `{digest}`.
 """

@@ -1,7 +1,7 @@
 """Exports the trained network as a Hugging Face style folder with a model card.
 
-`python -m training.export` reads checkpoint.pt (and scores.json, if the evaluation
-saved one) and the tokenizer from the build folder, and writes quire/assets/leaf/.
+`python -m training.export` reads checkpoint.pt, the weights at the ends of the cycles before the last, scores.json (if
+the evaluation saved one) and the tokenizer from the build folder, and writes quire/assets/leaf/.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from training import card
+from training.mixture import CYCLE_SHARES
 from training.model import LeafConfig
 from training.tokenizer import END_OF_TEXT, IM_END
+from training.train import cycle_file
 
 SIZE_LIMIT = 20 * 2**20  # bytes
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -50,13 +53,29 @@ def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def export(build: Path, target: Path, note: str = "") -> int:
+def mean_weights(checkpoint: Path, last: dict[str, Tensor], shares: tuple[float, ...]) -> dict[str, Tensor]:
+    """The mean of the weights at the ends of all cycles.
+
+    Args:
+        checkpoint: Of the trainer.
+        last: The weights at the end of the last cycle.
+        shares: Of each cycle's weights in the mean, 1 together.
+    """
+    mean = {name: shares[-1] * weight for name, weight in last.items()}
+    for number, share in enumerate(shares[:-1], 1):
+        for name, weight in torch.load(cycle_file(checkpoint, number), map_location="cpu", weights_only=True).items():
+            mean[name] += share * weight
+    return mean
+
+
+def export(build: Path, target: Path, note: str = "", shares: tuple[float, ...] = (1.0,)) -> int:
     """Writes all files of the model.
 
     Args:
         build: Folder with checkpoint.pt, the tokenizer files and perhaps scores.json.
         target: Folder to write; created if missing.
         note: What the model card should say about this run in particular.
+        shares: As of `mean_weights`.
 
     Returns:
         Total size of the files, in bytes.
@@ -67,7 +86,8 @@ def export(build: Path, target: Path, note: str = "") -> int:
     state = torch.load(build / "checkpoint.pt", map_location="cpu", weights_only=True)
     config = LeafConfig(**state["config"])
     target.mkdir(parents=True, exist_ok=True)
-    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in state["model"].items()}
+    mean = mean_weights(build / "checkpoint.pt", state["model"], shares)
+    weights = {k: v.to(torch.bfloat16).contiguous() for k, v in mean.items()}
     file = target / "model.safetensors"
     save_file(weights, str(file), metadata={"format": "pt"})
     file.chmod(0o644)
@@ -91,7 +111,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, default=Path("quire/assets/leaf"))
     parser.add_argument("--note", default="", help="a sentence about this run for the model card")
     args = parser.parse_args()
-    size = export(args.out, args.target, args.note)
+    size = export(args.out, args.target, args.note, CYCLE_SHARES)
     print(f"exported to {args.target}, {size / 1e6:.1f} MB")
 
 

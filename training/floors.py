@@ -1,6 +1,7 @@
-"""The scores that a new `leaf` must reach: those of the card it replaces, and what is asked of the weak tasks.
+"""The scores that a new `leaf` must reach: those of the first one, whose mixture was not written down, and what is asked
+of tasks in which it was weak.
 
-Called by build.py after the evaluation. A score of few prompts wavers, so that it may be below the card's by two
+Called by build.py after the evaluation. A score of few prompts wavers, so that it may be below the first card's by two
 standard errors or 0.6%; the figures that are asked for have no such room.
 """
 
@@ -21,7 +22,7 @@ CARD = {
     "refusals": 1.0,
     "tales": 1.0,
 }
-ASKED = {"counting": 0.90, "sorting": 0.80}
+ASKED = {"counting": 0.90, "sorting": 0.80, "comparing": 0.85}
 ENDED = 0.99  # share of turns that must be ended, in every task
 
 

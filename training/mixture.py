@@ -92,6 +92,8 @@ FIRST_CYCLE = (
 PHASES = (*FIRST_CYCLE, Phase("owners", 0.05, _OWNERS), Phase("all", 0.12, _ALL))
 CYCLES = 0, len(FIRST_CYCLE)
 """Phases with which the step size rises to its peak, rising; at the end of each cycle it has fallen to nothing."""
+CYCLE_SHARES = 0.3, 0.7
+"""Of the weights at the end of each cycle in those of the model: what each of them does best is mostly kept."""
 
 # Longer answers weigh more here: it is in them that drafts save steps.
 HEADS = Phase(

@@ -3,7 +3,8 @@
 One pass over the corpus, in the order of its phases; the learning rate follows the share of tokens that are done, in
 each of its cycles (mixture.py). So the weights depend on the files of prepare.py and the seed alone, on one machine
 with one number of threads. A checkpoint is written every minute, atomically, and a new start continues exactly where it
-ended. State on disk: checkpoint.pt and train.log in the build folder.
+ended. State on disk, in the build folder: checkpoint.pt, checkpoint.log, and checkpoint-cycle-1.pt, ... with the
+weights at the end of each cycle before the last.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,6 +82,11 @@ class Cycle(NamedTuple):
     end: int
 
 
+def cycle_file(checkpoint: Path, number: int) -> Path:
+    """The file with the weights at the end of a cycle before the last; the first is number 1."""
+    return checkpoint.with_name(f"{checkpoint.stem}-cycle-{number}.pt")
+
+
 class Loss(NamedTuple):
     """Of some documents of a batch.
 
@@ -91,6 +97,12 @@ class Loss(NamedTuple):
 
     mean: Tensor
     weight: float
+
+
+def _write(state: dict[str, Any], file: Path) -> None:
+    temporary = file.with_suffix(".tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, file)
 
 
 class Trainer:
@@ -156,9 +168,7 @@ class Trainer:
             "tokens": self.tokens,
             "elapsed": self.elapsed,
         }
-        temporary = self.path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, self.path)
+        _write(state, self.path)
 
     def loss(self, docs: np.ndarray) -> Loss:
         """The loss of a batch, or of a thread's part of it."""
@@ -205,6 +215,9 @@ class Trainer:
         self.index += 1
         self.step += 1
         self.tokens += self.corpus.padded_tokens([docs])
+        for number, cycle in enumerate(self.cycles[:-1], 1):
+            if cycle.end == self.tokens:
+                _write(self.model.state_dict(), cycle_file(self.path, number))
         if self.index >= len(self.plan):
             self.epoch, self.index = self.epoch + 1, 0
             self.plan = self.corpus.plan(self.s.seed, self.epoch, self.s.batch_tokens)

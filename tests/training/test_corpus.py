@@ -12,7 +12,7 @@ import pytest
 from training.corpus.base import held_out, is_right, sum_key
 from training.corpus.registry import EVALUATED, MEASURED, TASKS, held_out_samples, training_samples
 from training.floors import ASKED, CARD, shortfalls
-from training.mixture import CYCLES, FIRST_CYCLE, HEADS, PHASES, overall
+from training.mixture import CYCLE_SHARES, CYCLES, FIRST_CYCLE, HEADS, PHASES, overall
 
 
 def _take(seed: int, count: int):
@@ -32,6 +32,7 @@ def test_every_task_occurs():
 def test_the_schedule_is_whole_and_names_tasks_that_exist():
     assert sum(phase.share for phase in FIRST_CYCLE) == pytest.approx(1.0) and PHASES[: len(FIRST_CYCLE)] == FIRST_CYCLE
     assert set(CYCLES) <= set(range(len(PHASES))) and 0 in CYCLES
+    assert len(CYCLE_SHARES) == len(CYCLES) and sum(CYCLE_SHARES) == pytest.approx(1.0)
     for phase in (*PHASES, HEADS):
         assert set(phase.weights) <= set(TASKS) and min(phase.weights.values()) > 0
     assert sum(overall(PHASES).values()) == pytest.approx(1.0)

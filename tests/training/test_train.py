@@ -124,6 +124,21 @@ def test_export_and_reload(folder, tmp_path):
     assert model.config == TINY
 
 
+def test_the_model_is_the_mean_of_the_weights_at_the_ends_of_cycles(folder, tmp_path):
+    trainer = Trainer(Settings(folder, batch_tokens=2048, model=TINY, cycles=(0, 2)))
+    of_first = [docs for docs in trainer.plan if trainer.corpus.phases[docs[0]] < 2]
+    trainer.index, trainer.tokens = len(of_first) - 1, trainer.corpus.padded_tokens(of_first[:-1])
+    trainer.train_step()
+    first = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    trainer.train_step()
+    trainer.save()
+    last = trainer.model.state_dict()
+    assert not torch.equal(first["model.norm.weight"], last["model.norm.weight"])
+    export(folder, tmp_path / "leaf", shares=(0.25, 0.75))
+    for name, weight in load_model(None, tmp_path / "leaf").state_dict().items():
+        torch.testing.assert_close(weight, (0.25 * first[name] + 0.75 * last[name]).bfloat16().float())
+
+
 def test_padding_does_not_change_answers():
     model = Leaf(TINY).eval()
     prompts = [[5, 6, 7, 8, 9], [10, 11], [12]]

@@ -157,7 +157,7 @@ TRAINERS: dict[str, Callable[[Settings, Leaf], _HeadTrainer]] = {"draft": _draft
 SETTINGS = {
     "draft": Settings(Path(), epochs=1, lr_muon=0.02, lr_adam=0.004),
     "eagle": Settings(Path(), epochs=1, lr_muon=0.01, lr_adam=0.002),
-    "medusa": Settings(Path(), epochs=2, lr_muon=0.01, lr_adam=0.002),
+    "medusa": Settings(Path(), epochs=4, lr_muon=0.01, lr_adam=0.002),
 }
 
 
