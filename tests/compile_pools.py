@@ -44,7 +44,9 @@ def shared_compile_pools() -> Iterator[None]:
             pools[key] = SharedPool(setup, fast_budget)
         return pools[key]
 
-    with patch.object(grammar_gate, "CompilePool", pool_of):
-        yield
-    for pool in pools.values():
-        pool.end()
+    try:
+        with patch.object(grammar_gate, "CompilePool", pool_of):
+            yield
+    finally:
+        for pool in pools.values():
+            pool.end()

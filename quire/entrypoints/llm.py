@@ -108,7 +108,7 @@ class LLM(EngineControls):
 
         >>> outputs = llm.generate(["Once upon a time", "One day"], SamplingParams(temperature=0, max_tokens=8))
         >>> outputs[0].prompt, outputs[0].outputs[0].text
-        ('Once upon a time', ', a curious fish called Max lived near')
+        ('Once upon a time', ', a funny fox called Ursula lived near')
 
         Args:
             prompts: one or many: strings, lists of token ids, {"prompt": ...}, {"prompt_token_ids": ...}.

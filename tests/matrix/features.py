@@ -180,7 +180,9 @@ def structured(title: str, check: Callable[[str], object], **fields: Any) -> Fea
     return Feature(
         title,
         {
-            "messages": user("Please answer me in the form that I have asked for, whatever you would like to say."),
+            "messages": user(
+                "Tell me a story about a horse and a garden, please. Say whether it stayed there or ran away."
+            ),
             **fields,
         },
         form(check),

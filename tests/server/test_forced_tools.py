@@ -96,7 +96,7 @@ def test_a_forced_call_is_a_valid_call_whole_and_streamed(server: RunningServer,
     max_calls = 1 if "parallel_tool_calls" in fields or names == {"plot"} else 99
 
     def ask(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked = {**fields, "seed": seed}
+        asked = {**fields, "seed": 1 + seed}
         return as_dict(whole(server, **asked).choices[0]), streamed(server, **asked)
 
     answers = many(ask, 4)

@@ -87,7 +87,8 @@ def test_free_text_becomes_a_schema_where_a_trigger_is_written(leaf: RunningServ
     """The older form of a tag; the trigger is a text that the model writes soon."""
     structures = [{"begin": " a", "schema": SCHEMA, "end": "."}]
     tag = {"type": "structural_tag", "structures": structures, "triggers": [" a"]}
-    text, _ = write(leaf, response_format=tag, max_tokens=80)
+    tale = [{"role": "user", "content": "Tell me a story."}]
+    text, _ = write(leaf, messages=tale, temperature=0, response_format=tag, max_tokens=80)
     assert " a" in text, text
     for part in text.split(" a")[1:-1]:
         assert set(json.loads(part[: part.index("}") + 1])) == {"a"}, text
