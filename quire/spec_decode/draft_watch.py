@@ -20,8 +20,8 @@ PLANNING_S = 0.0004
 # Steps between two looks, of any class.
 MIN_INTERVAL, MAX_INTERVAL = 16, 1024
 # So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is good, they
-# come so many times as often, if a look takes less than a step.
-ENOUGH, NEWEST_SHARE, HURRY = 3, 0.25, 8
+# come so many times as often, if a look takes less than so many steps.
+ENOUGH, NEWEST_SHARE, HURRY, SHORT_LOOK = 3, 0.25, 8, 2.0
 # One look counts for no more than this.
 MOST_GAIN = 2.5
 # What is a promise, and what a strong one. So many looks come before a trial without one where an estimate is under
@@ -89,6 +89,6 @@ class DraftWatch:
         if self.num_looks >= ENOUGH and self.ratio < BEARABLE:
             share = HOPELESS_SHARE
         pause_s = min(max(self.look_s / share, MIN_INTERVAL * step_s), MAX_INTERVAL * step_s)
-        if may_hurry and self.look_s < step_s and (self.num_looks < ENOUGH or self.promise):
+        if may_hurry and self.look_s < SHORT_LOOK * step_s and (self.num_looks < ENOUGH or self.promise):
             pause_s /= HURRY
         return pause_s
