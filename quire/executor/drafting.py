@@ -105,7 +105,7 @@ class ModelProposer:
             self._given += [row] if len(kept.token_ids) else []
             scores.append(kept.scores[:most])
         counts = np.array([len(ids) for ids in drafts], dtype=np.int32)
-        zeros = np.zeros_like(counts)
+        zeros = np.zeros(len(counts), dtype=np.int32)
         return Proposals(counts, _joined(drafts, np.int32), _joined(scores, np.float32), zeros, zeros)
 
     def mark(self, scheduled: SchedulerOutput) -> SchedulerOutput:
@@ -128,7 +128,7 @@ class ModelProposer:
         if not (self._is_wanted or self._was_wanted):
             return None  # as in most steps of a controller that plans them without drafts
         is_decoding = scheduled.is_sampling & ~scheduled.is_prefill
-        if is_decoding.any():
+        if np.count_nonzero(is_decoding):
             self._was_wanted = self._is_wanted
         is_wanted, self._is_wanted = self._is_wanted or self._was_wanted, False
         rows = scheduled.rows[scheduled.is_sampling]

@@ -168,7 +168,7 @@ class Drafts:
         table = self._table
         decodes = (plan.num_tokens(rows) > 0) & ~table.is_prefill(rows) & ((table.flags[rows] & _IS_BEAM) == 0)
         decodes &= table.num_pending[rows] == 0  # the token before a draft is known
-        decoding: np.ndarray = rows if decodes.all() else rows[decodes]
+        decoding: np.ndarray = rows if np.count_nonzero(decodes) == len(rows) else rows[decodes]
         return decoding[[not plan.is_new(row) for row in decoding.tolist()]] if plan.has_new else decoding
 
     def _rows_to_ask(self, rows: np.ndarray, most: int) -> DraftRows | None:
@@ -176,7 +176,7 @@ class Drafts:
         table = self._table
         num_tokens = table.num_tokens[rows]
         max_tokens = np.minimum(most, table.max_total_tokens[rows] - num_tokens - 1)  # a token is sampled after drafts
-        if (max_tokens < 1).any():
+        if np.count_nonzero(max_tokens < 1):
             rows, num_tokens, max_tokens = (of[max_tokens > 0] for of in (rows, num_tokens, max_tokens))
         if not len(rows):
             return None
@@ -196,7 +196,7 @@ class Drafts:
         counts = proposals.counts if self._choose is None else self._choose(drafted.load, proposals)
         if int(counts.sum()) > drafted.load.num_left:
             counts = np.clip(drafted.load.num_left - (np.cumsum(counts) - counts), 0, counts)
-        if not counts.any():
+        if not np.count_nonzero(counts):
             return
         rows, token_ids = drafted.rows, proposals.token_ids
         if len(counts) == 1:
@@ -208,7 +208,7 @@ class Drafts:
             ends = np.cumsum(counts)
             token_ids = token_ids[np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)]
         missing = self._kv.num_missing_blocks(rows, self._table.num_tokens[rows] + counts)
-        if self._kv.can_take_back and not missing.any():  # nearly always: the row's last block has room
+        if self._kv.can_take_back and not np.count_nonzero(missing):  # nearly always: the row's last block has room
             plan.add_drafts(rows, counts, token_ids)
             return
         has_room = len(token_ids) <= self._kv.num_draft_tokens(plan.budget.num_left)

@@ -73,7 +73,7 @@ class Step:
         starts = output.sampled_start_loc
         num_accepted = np.zeros_like(counts) if starts is None else np.maximum(starts[1:] - starts[:-1] - 1, 0)
         num_accepted = num_accepted.astype(counts.dtype, copy=False)
-        if counts.all():
+        if np.count_nonzero(counts) == len(counts):
             return DraftOutcomes(handles, counts, num_accepted)
         at = np.flatnonzero(counts)
         return DraftOutcomes(handles[at], counts[at], num_accepted[at])

@@ -118,7 +118,7 @@ class StepPlan:
         """
         self.budget.take(len(token_ids))
         self._num_tokens[rows] += counts.astype(np.int32)
-        self._drafts.append((np.repeat(rows, counts), token_ids, *states))
+        self._drafts.append((rows.repeat(counts), token_ids, *states))
         if any(len(ahead.rows) for ahead in new_blocks):
             self._new_blocks = tuple(
                 before.followed_by(ahead) for before, ahead in zip(self._new_blocks, new_blocks, strict=True)

@@ -61,7 +61,7 @@ def may_stop(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray, turns
     """
     is_eos = token_ids == table.eos_token_id[rows]
     is_full = table.num_tokens[rows] + turns >= table.max_total_tokens[rows] - 1
-    return bool((is_eos | is_full | _is_own_stop_id(table, rows, token_ids)).any())
+    return bool(np.count_nonzero(is_eos | is_full | _is_own_stop_id(table, rows, token_ids)))
 
 
 def _is_own_stop_id(table: RequestTable, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:

@@ -53,12 +53,12 @@ def keep_alive(
     assert is_answered, "the worker must return exactly the rows that sample"
     starts, turns = output.sampled_start_loc, None
     if starts is not None:
-        counts = np.diff(starts)
+        counts = starts[1:] - starts[:-1]
         assert (counts <= scheduled.num_logits()).all(), "a row of logits gives at most one token"
         turns = np.arange(starts[-1])
         if len(rows) > 1:
-            turns -= np.repeat(starts[:-1], counts)
-        rows, is_alive = np.repeat(rows, counts), np.repeat(is_alive, counts)
+            turns -= starts[:-1].repeat(counts)
+        rows, is_alive = rows.repeat(counts), is_alive.repeat(counts)
     return select_sampled(Sampled(rows, output.sampled_token_ids, output.logprobs, turns), is_alive)
 
 
@@ -70,7 +70,8 @@ def num_kept_tokens(scheduled: SchedulerOutput, output: ModelRunnerOutput) -> np
     if output.sampled_start_loc is None and scheduled.drafts is None:
         return scheduled.num_scheduled_tokens
     num_logits = scheduled.num_logits()
-    counts = np.ones_like(num_logits) if output.sampled_start_loc is None else np.diff(output.sampled_start_loc)
+    starts = output.sampled_start_loc
+    counts = np.ones_like(num_logits) if starts is None else starts[1:] - starts[:-1]
     num_kept: np.ndarray = scheduled.num_scheduled_tokens.copy()
     num_kept[scheduled.is_sampling] += (counts - num_logits).astype(num_kept.dtype)
     return num_kept

@@ -264,7 +264,8 @@ class SpeculationController:
 
     def record(self, step: SpeculatedStep) -> None:
         """Learn from a step that was taken in."""
-        load, num_drafts = step.load, int(step.kept.sum())
+        load, accepted = step.load, step.accepted.tolist()  # lists: sums of few numbers take less than of an array
+        num_drafts = sum(step.kept.tolist())
         self._num_proposed += 0 if step.proposals is None else len(step.proposals.token_ids)
         self._total_proposing_s += step.proposing_s
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
@@ -278,13 +279,13 @@ class SpeculationController:
         else:
             if self._is_worth_measuring(bucket, num_drafts):
                 self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
-            plain_s += int(step.accepted.sum()) * self._costs.token_seconds(bucket, load.num_decoding)
+            plain_s += sum(accepted) * self._costs.token_seconds(bucket, load.num_decoding)
             self._guard.record(bucket, True, plain_s, seconds, self._is_probe)
             self._note_proposing(bucket, step.proposing_s)
         self._is_probe = False
         if num_drafts:
             self._survival.record(step.proposals, step.kept, step.accepted)
-            self._deepen(bucket, int(step.accepted.max()))
+            self._deepen(bucket, max(accepted))
         elif not len(step.proposals.token_ids):
             self._reasons[Reason.NO_PROPOSALS] += 1
         guarded = self._guard.buckets[bucket]

@@ -59,6 +59,9 @@ class LearnedCurve:
     Args:
         knots: [num_knots] float64, rising, from 1.
         shape: [num_knots] float64, positive: the curve as long as nothing was measured.
+
+    Attributes:
+        is_measured: anything was.
     """
 
     def __init__(self, knots: np.ndarray, shape: np.ndarray) -> None:
@@ -68,11 +71,7 @@ class LearnedCurve:
         self._factors = np.ones(len(knots))
         self._counts = np.zeros(len(knots), dtype=np.int64)
         self._values: list[float] = shape.tolist()
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether anything was."""
-        return bool(self._counts.any())
+        self.is_measured = False
 
     def value(self, place: float) -> float:
         """The curve there; beyond the last knot it goes on in proportion."""
@@ -97,6 +96,7 @@ class LearnedCurve:
             rate = hat * max(1 / (count + 1), NEWEST_SHARE) if count else 1.0
             self._factors[knot] *= 1.0 + rate * ((bounded if count else ratio) - 1.0)
             self._counts[knot] = count + 1
+        self.is_measured = True
         self._fill()
 
     def _fill(self) -> None:
@@ -109,7 +109,7 @@ class LearnedCurve:
         """A curve for a similar load, which starts from this one and soon is what is measured there."""
         curve = LearnedCurve(np.array(self._knots), self._shape)
         curve._factors, curve._values = self._factors.copy(), self._values
-        curve._counts = np.minimum(self._counts, 1)
+        curve._counts, curve.is_measured = np.minimum(self._counts, 1), self.is_measured
         return curve
 
 
@@ -144,6 +144,9 @@ class DraftsCurve:
         line between the last two at least.
         """
         numbers, shares = self._numbers, self._shares
+        at = bisect_right(numbers, num_drafts) - 1
+        if at and numbers[at] == num_drafts:
+            return shares[at]
         last, expected = numbers[-1], prior(num_drafts)
         if not last:
             return expected
@@ -153,8 +156,7 @@ class DraftsCurve:
             if len(numbers) > 2:
                 more = max(more, (shares[-1] - shares[-2]) / (last - numbers[-2]) * (num_drafts - last))
             return shares[-1] + more
-        high = bisect_right(numbers, num_drafts)
-        low = high - 1
+        low, high = at, at + 1
         start = prior(numbers[low]) if low else 0.0
         rise = prior(numbers[high]) - start
         share = (

@@ -9,8 +9,6 @@ observed and is not counted, neither for nor against.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +28,7 @@ KEPT_SHARE = 1.0 - 1 / 32
 LEAST_SCORE, MOST_SCORE = 0.02, 0.995
 # Up to so many drafts plain numbers are faster than arrays, whose every operation costs about as much as ten of those.
 FEW = 48
+_POSITION_CLASSES = tuple(bisect_right(POSITION_ENDS, position) for position in range(FEW))
 
 
 class _Located(NamedTuple):
@@ -66,16 +65,23 @@ class Survival:
     def chances_of_few(self, proposals: Proposals) -> list[float]:
         """`chances`, draft by draft."""
         accepted, observed = self._accepted, self._observed
-        cells, scores = self._cells_of_few(proposals), proposals.scores.tolist()
-        found, at = list[float](), 0
-        for count in proposals.counts.tolist():
-            each = [
-                (accepted.item(cell) + PRIOR_WEIGHT * min(max(score, LEAST_SCORE), MOST_SCORE))
-                / (observed.item(cell) + PRIOR_WEIGHT)
-                for cell, score in zip(cells[at : at + count], scores[at : at + count], strict=True)
-            ]
-            found += accumulate(each, mul)
+        cells, found, scores, at = list[int](), list[float](), proposals.scores.tolist(), 0
+        of_rows = zip(
+            proposals.counts.tolist(), proposals.sources.tolist(), proposals.match_lengths.tolist(), strict=True
+        )
+        for count, source, match_length in of_rows:
+            of_row = min(source, MAX_SOURCES - 1) * NUM_MATCHES + bisect_right(MATCH_ENDS, match_length)
+            chance = 1.0
+            for position in range(count):
+                score = scores[at + position]
+                of_position = of_row * NUM_POSITIONS + _POSITION_CLASSES[position]
+                cell = of_position * NUM_SCORES + bisect_right(SCORE_ENDS, score)
+                stood = accepted.item(cell) + PRIOR_WEIGHT * min(max(score, LEAST_SCORE), MOST_SCORE)
+                chance *= stood / (observed.item(cell) + PRIOR_WEIGHT)
+                cells.append(cell)
+                found.append(chance)
             at += count
+        self._few = proposals, cells
         return found
 
     def record(self, proposals: Proposals, kept: np.ndarray, accepted: np.ndarray) -> None:
@@ -116,21 +122,11 @@ class Survival:
             self._accepted[cell] = KEPT_SHARE * self._accepted.item(cell) + stood[cell]
 
     def _cells_of_few(self, proposals: Proposals) -> list[int]:
-        """The cell of each draft; those of the newest proposals are asked for twice."""
-        if self._few is not None and self._few[0] is proposals:
-            return self._few[1]
-        cells, scores, at = list[int](), proposals.scores.tolist(), 0
-        of_rows = zip(
-            proposals.counts.tolist(), proposals.sources.tolist(), proposals.match_lengths.tolist(), strict=True
-        )
-        for count, source, match_length in of_rows:
-            of_row = min(source, MAX_SOURCES - 1) * NUM_MATCHES + bisect_right(MATCH_ENDS, match_length)
-            for position in range(count):
-                of_position = of_row * NUM_POSITIONS + bisect_right(POSITION_ENDS, position)
-                cells.append(of_position * NUM_SCORES + bisect_right(SCORE_ENDS, scores[at + position]))
-            at += count
-        self._few = proposals, cells
-        return cells
+        """The cell of each draft, as `chances_of_few` has found them for the newest proposals."""
+        if self._few is None or self._few[0] is not proposals:
+            self.chances_of_few(proposals)
+        assert self._few is not None, "it was set just now"
+        return self._few[1]
 
     def _locate(self, proposals: Proposals) -> _Located:
         """Positions and cells of the drafts; those of the newest proposals are asked for twice."""

@@ -74,7 +74,7 @@ def verify_drafts(
     """
     if follows is None:
         parts = _in_turns(batch, drafts, choose, take_in, closed, np.arange(len(batch.sampling_rows)))
-    elif not follows.any():
+    elif not np.count_nonzero(follows):
         parts = [_all_at_once(batch, drafts, choose, take_in, closed)]
     else:
         parts = _in_turns(batch, drafts, choose, take_in, closed, np.flatnonzero(follows))
@@ -118,10 +118,10 @@ def _all_at_once(
     lines = np.arange(num_lines)
     if len(starts) == 2:  # one row
         flat = np.zeros(num_lines, dtype=np.intp)
-        rows, positions = np.repeat(batch.sampling_rows, num_lines), batch.sampling_positions + lines
+        rows, positions = batch.sampling_rows.repeat(num_lines), batch.sampling_positions + lines
     else:
         counts = starts[1:] - starts[:-1]
-        flat = np.repeat(np.arange(len(counts)), counts)
+        flat = np.arange(len(counts)).repeat(counts)
         rows = batch.sampling_rows[flat]
         positions = lines + (batch.sampling_positions - starts[:-1])[flat]
     sampled = choose(lines, rows, positions)
@@ -192,7 +192,7 @@ def merged(parts: list[Part], num_entries: int) -> Verified:
     else:
         start_loc = np.zeros(num_entries + 1, dtype=np.int32)
         np.cumsum(np.bincount(joined.entries, minlength=num_entries), out=start_loc[1:])
-    if not bad.any():
+    if not np.count_nonzero(bad):
         return Verified(sampled.token_ids, start_loc, sampled.logprobs, _NONE, _NONE)
     return Verified(sampled.token_ids, start_loc, sampled.logprobs, joined.rows[bad], joined.positions[bad])
 

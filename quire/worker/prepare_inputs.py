@@ -32,14 +32,14 @@ def prepare_inputs(
         num_tokens, first = int(counts[0]), int(scheduled.num_computed_tokens[0])
         query_start_loc = np.array([0, num_tokens], dtype=np.int32)
         token_positions = np.arange(first, first + num_tokens, dtype=np.int64)
-        token_rows = np.repeat(scheduled.rows, num_tokens)
+        token_rows = scheduled.rows.repeat(num_tokens)
     else:
         query_start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
         # Position of a token = its index in the step, shifted by a constant per request.
         shifts = scheduled.num_computed_tokens - query_start_loc[:-1]
         token_positions = np.arange(query_start_loc[-1], dtype=np.int64) + np.repeat(shifts, counts)
-        token_rows = np.repeat(scheduled.rows, counts)
+        token_rows = scheduled.rows.repeat(counts)
     seq_lens = (scheduled.num_computed_tokens + counts).astype(np.int32)
     sampling = scheduled.is_sampling
     sampling_positions, logits_indices = seq_lens[sampling], query_start_loc[1:][sampling].astype(np.int64) - 1
@@ -63,7 +63,7 @@ def prepare_inputs(
             logits_start_loc = np.zeros(len(num_drafts) + 1, dtype=np.int32)
             np.cumsum(1 + num_drafts, out=logits_start_loc[1:])
             shifts = logits_indices - num_drafts - logits_start_loc[:-1]
-            logits_indices = np.arange(logits_start_loc[-1]) + np.repeat(shifts, 1 + num_drafts)
+            logits_indices = np.arange(logits_start_loc[-1]) + shifts.repeat(1 + num_drafts)
         if scheduled.drafts.is_of_model is not None:
             is_own_draft = scheduled.drafts.is_of_model[sampling] | (num_drafts == 0)
         token_state_blocks = _before_drafts(scheduled.drafts, query_start_loc, draft_states)

@@ -90,7 +90,7 @@ class RowBlocks(ABC):
 
     def append(self, rows: np.ndarray, num_missing: np.ndarray) -> NewBlocks:
         """Give each row `num_missing` ([num_rows]) blocks more; they must be free."""
-        if not num_missing.any():
+        if not np.count_nonzero(num_missing):
             return NO_BLOCKS
         due = np.flatnonzero(num_missing)
         rows, num_missing = rows[due], num_missing[due]
@@ -111,7 +111,7 @@ class RowBlocks(ABC):
     def free_beyond(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         """Give up the rows' blocks that hold none of their first `num_tokens` tokens; none of them was published."""
         num_blocks = -(-num_tokens // self._block_size)
-        for at in np.flatnonzero(num_blocks < self._num_blocks[rows]).tolist():
+        for at in (num_blocks < self._num_blocks[rows]).nonzero()[0].tolist():
             row, first = int(rows[at]), int(num_blocks[at])
             self._pool.free(self._block_table[row, first : self._num_blocks[row]])
             self._num_blocks[row] = first

@@ -97,7 +97,7 @@ class RecordedChains(DraftChains):
         scores = np.minimum(np.exp(self._tokens.logprobs[:num_run, :num_lines]), np.float32(1.0))
         token_ids = self._tokens.token_ids[:num_run, :num_lines]
         is_number = scores > 0  # NaN is not
-        if not is_number.all():
+        if np.count_nonzero(is_number) < is_number.size:
             scores, token_ids = np.where(is_number, scores, 0.0), np.where(is_number, token_ids, -1)
         return ChainTokens(token_ids, scores)
 

@@ -81,9 +81,8 @@ def gather_inputs(
         block_size: tokens per block: so far as they are filled up, the step's blocks have room for drafts.
     """
     num_sampling = len(output.rows)
-    counts = np.ones(num_sampling, dtype=np.int32)
-    if output.sampled_start_loc is not None:
-        counts = output.sampled_start_loc[1:] - output.sampled_start_loc[:-1]
+    starts = output.sampled_start_loc
+    counts = np.ones(num_sampling, dtype=np.int32) if starts is None else starts[1:] - starts[:-1]
     num_dropped = 1 - counts
     if batch.logits_start_loc is not None:
         num_dropped = batch.logits_start_loc[1:] - batch.logits_start_loc[:-1] - counts
@@ -92,7 +91,7 @@ def gather_inputs(
     if num_sampling < batch.num_reqs:
         at = np.flatnonzero(np.isin(batch.rows, output.rows))[asked]
     rows, counts, num_dropped = output.rows[asked], counts[asked], num_dropped[asked]
-    starts, ends = batch.query_start_loc[:-1][at], batch.query_start_loc[1:][at]
+    begins, ends = batch.query_start_loc[:-1][at], batch.query_start_loc[1:][at]
     return DraftInputs(
         rows=rows.astype(np.intp),
         num_tokens=(batch.sampling_positions[asked] + counts).astype(np.int32),
@@ -101,7 +100,7 @@ def gather_inputs(
         token_ids=requests.token_ids,
         hidden=hidden,
         hidden_ends=(ends - num_dropped).astype(np.int64),
-        hidden_counts=(ends - starts - num_dropped).astype(np.int32),
+        hidden_counts=(ends - begins - num_dropped).astype(np.int32),
         step_lines=step_lines,
     )
 
@@ -113,8 +112,9 @@ def _asked(
     is_asked = counts > 0
     if output.errors:
         is_asked &= ~np.isin(output.rows, list(output.errors))
-    if np.array_equal(output.rows, request.rows):  # as a step asks that has no prompt unfinished
-        if is_asked.all():
+    is_of_all = len(output.rows) == len(request.rows) and not np.count_nonzero(output.rows != request.rows)
+    if is_of_all:  # as a step asks that has no prompt unfinished
+        if np.count_nonzero(is_asked) == len(is_asked):
             return slice(None), request.max_tokens
         return np.flatnonzero(is_asked), request.max_tokens[is_asked]
     asked = np.flatnonzero(is_asked & np.isin(output.rows, request.rows))

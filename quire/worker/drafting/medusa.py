@@ -51,7 +51,8 @@ class MedusaDrafts:
         """As `DraftModel`."""
         if not len(inputs.rows):
             return ModelDrafts(*(np.empty(0, dtype=dtype) for dtype in (np.int32, np.int32, np.float32)))
-        num_heads = min(self._heads.arch.num_heads, int(inputs.max_tokens.max()))
+        most = inputs.max_tokens.tolist()
+        num_heads = min(self._heads.arch.num_heads, max(most))
         hidden = inputs.hidden
         if len(inputs.rows) == 1:
             end = int(inputs.hidden_ends[0])
@@ -68,7 +69,7 @@ class MedusaDrafts:
                 for i, lines in enumerate(torch.split(hidden, size))
             ]
             token_ids, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
-        if int(inputs.max_tokens.min()) >= num_heads and (token_ids >= 0).all():
+        if min(most) >= num_heads and np.count_nonzero(token_ids < 0) == 0:
             return ModelDrafts(np.full(len(inputs.rows), num_heads, dtype=np.int32), token_ids, scores)
         shape = len(inputs.rows), num_heads
         token_ids, scores = token_ids.reshape(shape), scores.reshape(shape)
