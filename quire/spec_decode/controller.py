@@ -19,6 +19,7 @@ What is decided follows from what was recorded alone; no clock is read here and 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -79,7 +80,7 @@ class SpeculationController:
         self._proposing: dict[LoadBucket, tuple[int, float]] = {}
         self._newest_proposing_s = 0.0
         self._asked = self._num_watched = self._num_to_skip = 0
-        self._next_look_s = 0.0
+        self._newest_look_s = -math.inf
         self._num_gainless = 0
         self._num_drafted = 0
         self._num_proposed = 0
@@ -109,18 +110,21 @@ class SpeculationController:
         self._reasons[Reason.CLOSED] += 1
         if self._costs.is_measured(bucket):
             step_s = self._costs.plain_seconds(bucket, num_rows, num_other_tokens)
-            self._pause(step_s)
+            self._pause(watch, step_s)
         return 0
 
-    def _pause(self, step_s: float) -> None:
+    def _pause(self, watch: DraftWatch, step_s: float) -> None:
         """A step of a class that is closed: whether drafts are looked at, and when it is asked about next."""
         busy_s = self._guard.busy_s
-        if busy_s >= self._next_look_s:
+        # From the newest look on, of whatever class, and not for as long as one of longer steps has to wait.
+        left_s = self._newest_look_s + min(watch.rest_s, MAX_INTERVAL * step_s) - busy_s
+        if left_s <= 0.0:
             self._num_watched = self._first_depth
-            self._next_look_s = busy_s + self._watch.pause_s(step_s, may_hurry=False)  # anew when it was recorded
+            self._newest_look_s = busy_s
+            watch.rest_s = watch.pause_s(step_s, may_hurry=False)  # anew when it was recorded
             self._num_to_skip = self._first_depth - 1  # then it is known what came
         else:
-            self._num_to_skip = min(int((self._next_look_s - busy_s) / step_s) + 1, MAX_INTERVAL)
+            self._num_to_skip = min(int(left_s / step_s) + 1, MAX_INTERVAL)
 
     def _enter(self, bucket: LoadBucket) -> DraftWatch:
         """A class that is new begins with what is known of the one before it."""
@@ -307,8 +311,8 @@ class SpeculationController:
             self._guard.pass_time(step.proposing_s)
             self._guard.note_look(bucket)
             self._watch.note_time(step.proposing_s)
-            pause_s = self._watch.pause_s(plain_s, may_hurry=self._guard.may_trust(bucket))
-            self._next_look_s = self._guard.busy_s + pause_s
+            self._watch.rest_s = self._watch.pause_s(plain_s, may_hurry=self._guard.may_trust(bucket))
+            self._newest_look_s = self._guard.busy_s
         if step.is_capture or self._guard.passes(bucket, step.seconds):
             return
         self._costs.record(bucket, load.num_decoding, load.num_other_tokens, 0, step.seconds)

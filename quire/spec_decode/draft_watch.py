@@ -37,12 +37,14 @@ class DraftWatch:
         num_looks: that the estimate is made of.
         gained, seen: sums of the gains of late looks, and of their number.
         look_s: what a look takes, with planning it.
+        rest_s: seconds after a look, of this class or another one, before the next one at drafts of this class.
     """
 
     num_looks: int = 0
     gained: float = 0.0
     seen: float = 0.0
     look_s: float = PLANNING_S
+    rest_s: float = 0.0
     _newest_s: float = 0.0
 
     @property

@@ -133,6 +133,16 @@ def test_drafts_that_become_good_are_found_to_be():
     assert played.ratio > 2.0
 
 
+def test_looks_at_many_rows_do_not_delay_those_at_a_few():
+    """The next look at 64 rows would come after seconds; drafts of one row have become good meanwhile."""
+    drafter = Drafter(lambda step: 0.0 if step < 1500 else 0.95, score=0.9, seconds=0.002)
+    played = play(
+        SpeculationController(), drafter, lambda num_tokens: 0.001 * (1.0 + 0.05 * num_tokens), num_steps=3000,
+        num_rows=lambda step: 64 if 500 <= step < 1500 else 1, noise=0.05,
+    )  # fmt: skip
+    assert played.num_drafted > 700
+
+
 def test_the_same_measurements_give_the_same_decisions():
     one, other = SpeculationController(), SpeculationController()
     for controller in (one, other):
