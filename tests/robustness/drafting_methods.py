@@ -6,6 +6,7 @@ the draft model. Where weights are random, the target drafts for itself: it is r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,11 +83,18 @@ class Drafters:
         settings["speculative_config"]["enable_adaptive_verification"] = is_controlled
         return settings
 
+    @cached_property
+    def _target_digest(self) -> str:
+        """Of the target's weights; random ones follow from its configuration."""
+        file = self.target.directory / "model.safetensors"
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else "random"
+
     def model(self, name: str, write: Callable[[Path], Path]) -> str:
-        """A directory of this name, which `write` fills."""
-        path = self._directory / name
+        """A directory of this name, which `write` fills; another target's is another one."""
+        path = self._directory / self._target_digest / name
         if not (path / "model.safetensors").exists():
             shutil.rmtree(path, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write(path)
         return str(path)
 
