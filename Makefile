@@ -133,11 +133,11 @@ test-site: site $(VENV)/.test      ## that site in headless Chromium, as files: 
 test-docs: build/venvs/notebooks/.ready  ## every code block of the docs, and every notebook, is executed as its page says, or has its reason; PAGES="docs/how-to/serve.md"
 	build/venvs/notebooks/bin/python -m tests.docs.run $(PAGES) 2>build/test-docs.log
 
-leaf: $(VENV)/.dev                 ## make the embedded model anew (an hour or two of two cores); kept only if its scores are no worse
+leaf: $(VENV)/.dev                 ## make the embedded model anew (hours of two cores); kept only if its scores are no worse
 	$(BIN)/python -m training.build
 
 .PHONY: leaf-heads
-leaf-heads: $(VENV)/.dev           ## make its draft model, EAGLE head and Medusa heads anew from its own answers; some half an hour of two cores
+leaf-heads: $(VENV)/.dev           ## make its draft model, EAGLE head and Medusa heads anew from its own answers; up to an hour of two cores
 	$(BIN)/python -m training.heads.build
 
 eval-leaf: $(VENV)/.test           ## score the embedded model on held-out prompts, through the engine

@@ -1,5 +1,4 @@
-"""The scores that a new `leaf` must reach: those of the first one, whose mixture was not written down, and what is asked
-of tasks in which it was weak.
+"""The scores that a new `leaf` must reach: those of the first one, and what is asked of tasks in which that was weak.
 
 Called by build.py after the evaluation. A score of few prompts wavers, so that it may be below the first card's by two
 standard errors or 0.6%; the figures that are asked for have no such room.

@@ -6,7 +6,6 @@ the draft model. Where weights are random, the target drafts for itself: it is r
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from quire.tokenization.tokenizer import load_tokenizer
 from tests.models import fitted_heads
 from tests.robustness.ships_heads import PATTERNS
 from training.corpus.registry import held_out_samples
+from training.export import digest
 from training.tokenizer import render
 
 ORACLE = "oracle"
@@ -87,7 +87,7 @@ class Drafters:
     def _target_digest(self) -> str:
         """Of the target's weights; random ones follow from its configuration."""
         file = self.target.directory / "model.safetensors"
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else "random"
+        return digest(file)[:12] if file.exists() else "random"
 
     def model(self, name: str, write: Callable[[Path], Path]) -> str:
         """A directory of this name, which `write` fills; another target's is another one."""
