@@ -34,6 +34,8 @@ from quire.scheduler.step_plan import StepPlan
 
 # Time between two steps counts for so many times what is usual at most; weight of the newest in that.
 MOST_TIMES_BETWEEN, BETWEEN_SHARE = 2.0, 1 / 8
+# A step that the controller is not asked about counts for so many times the mean of those before it at most.
+MOST_TIMES_MEAN = 4.0
 
 _NO_ROWS = np.empty(0, dtype=np.intp)
 _IS_BEAM = int(RowFlag.BEAM)
@@ -98,6 +100,7 @@ class Drafts:
         self._num_taken, self._taken_s = 0, 0.0
         self._newest_taken, self._newest_taken_s = -1, 0.0
         self._usual_between_s: float | None = None
+        self._usual_beside_s = 0.0
 
     def begin(self, request: EngineCoreRequest) -> None:
         """A request arrived."""
@@ -249,9 +252,12 @@ class Drafts:
             self._newest_taken, self._newest_taken_s = scheduled.step, self._clock()
         if drafted is None:
             if has_decoding and seconds is not None:
+                # No clock is read for such a step: beside computing it takes what is usual.
+                seconds += self._usual_beside_s
+                if self._num_taken:
+                    seconds = min(seconds, MOST_TIMES_MEAN * self._taken_s / self._num_taken)
                 self._num_taken += 1
-                # No clock is read for such a step: between it and the one before lies what usually does.
-                self._taken_s += seconds + (self._usual_between_s or 0.0)
+                self._taken_s += seconds
             return
         is_capture = seconds is None and output.is_capture
         if seconds is None and not is_capture:
@@ -280,6 +286,9 @@ class Drafts:
         # Where much more time went between two steps than is usual, the engine was waiting.
         between_s = min(drafted.between_s, step_s if usual_s is None else MOST_TIMES_BETWEEN * usual_s)
         self._usual_between_s = between_s if usual_s is None else usual_s + BETWEEN_SHARE * (between_s - usual_s)
+        if drafted.proposals is None and computing_s is not None:
+            beside_s = max(0.0, step_s + between_s - computing_s)
+            self._usual_beside_s += (1.0 if usual_s is None else BETWEEN_SHARE) * (beside_s - self._usual_beside_s)
         return step_s + between_s
 
     def _outcomes(

@@ -54,6 +54,8 @@ VARY_INTERVAL = 16
 KNOWN_INTERVAL = 4
 # Of steps with drafts whose costs are known one of so many is measured.
 MEASURED_INTERVAL = 4
+# So many steps in a row, of a class that is closed, say what plain steps take.
+MIN_SKIPPED = 8
 # Weight of the newest of many of a proposer's durations; one counts for so many times what is usual at most.
 PROPOSING_SHARE = 1 / 16
 MOST_TIMES_PROPOSING = 4.0
@@ -80,6 +82,7 @@ class SpeculationController:
         self._proposing: dict[LoadBucket, tuple[int, float]] = {}
         self._newest_proposing_s = 0.0
         self._asked = self._num_watched = self._num_to_skip = 0
+        self._skipped = bucket_of(1, 0, 0), 1
         self._newest_look_s = -math.inf
         self._num_gainless = 0
         self._num_drafted = 0
@@ -97,6 +100,7 @@ class SpeculationController:
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain."""
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
+        self._skipped = bucket, num_rows
         self._watch = watch = self._watches.get(bucket) or self._enter(bucket)
         may_try = watch.may_try(knows_costs=self._costs.most_foreseen > 0)
         arm = self._guard.next_arm(bucket, promise=watch.promise, may_try=may_try)
@@ -141,9 +145,14 @@ class SpeculationController:
         return self._num_to_skip
 
     def record_skipped(self, num_steps: int, seconds: float) -> None:
-        """As `DraftController`."""
+        """As `DraftController`. These say what plain steps take by now: those near a look or drafts take longer."""
         self._reasons[Reason.CLOSED] += num_steps
         self._guard.pass_time(seconds)
+        bucket, num_rows = self._skipped
+        if num_steps >= MIN_SKIPPED and not bucket.has_prompts:
+            step_s = seconds / num_steps
+            self._costs.record_plain(bucket, num_rows, num_steps, step_s)
+            self._guard.record_skipped(bucket, num_steps, self._costs.plain_seconds(bucket, num_rows, 0), step_s)
 
     def choose(self, load: StepLoad, proposals: Proposals) -> np.ndarray:
         """[n] int32; how many of each row's drafts are verified, the first ones."""
@@ -283,7 +292,8 @@ class SpeculationController:
         else:
             if self._is_worth_measuring(bucket, num_drafts):
                 self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
-            plain_s += sum(accepted) * self._costs.token_seconds(bucket, load.num_decoding)
+            share = self._guard.plain_share(bucket, plain_s, step.seconds, num_drafts)
+            plain_s = share * (plain_s + sum(accepted) * self._costs.token_seconds(bucket, load.num_decoding))
             self._guard.record(bucket, True, plain_s, seconds, self._is_probe)
             self._note_proposing(bucket, step.proposing_s)
         self._is_probe = False

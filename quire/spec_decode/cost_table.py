@@ -82,28 +82,34 @@ class LearnedCurve:
         share = max(0.0, (place - knots[high - 1]) / (knots[high] - knots[high - 1]))
         return values[high - 1] + share * (values[high] - values[high - 1])
 
-    def observe(self, place: float, measured: float) -> None:
-        """Take in a measurement: an exponential mean at the knots that are near."""
-        ratio = measured / self.value(place)
-        bounded = min(max(ratio, LEAST_RATIO), MOST_RATIO)
+    def observe(self, place: float, measured: float, num_steps: int = 1) -> None:
+        """Take in a measurement, or the mean of several: an exponential mean at the knots that are near."""
         high = min(max(1, bisect_right(self._knots, place)), len(self._knots) - 1)
         low = high - 1
         share = min(1.0, max(0.0, (place - self._knots[low]) / (self._knots[high] - self._knots[low])))
+        own = self._shape[low : high + 1] * self._factors[low : high + 1]
+        beyond = max(1.0, place / self._knots[-1])
+        ratio = float(measured / (beyond * (own[0] + share * (own[1] - own[0]))))
+        bounded = min(max(ratio, LEAST_RATIO), MOST_RATIO)
         for knot, hat in ((low, 1.0 - share), (high, share)):
             if hat < MIN_HAT:
                 continue
             count = int(self._counts[knot])
-            rate = hat * max(1 / (count + 1), NEWEST_SHARE) if count else 1.0
-            self._factors[knot] *= 1.0 + rate * ((bounded if count else ratio) - 1.0)
-            self._counts[knot] = count + 1
+            newest = 1.0 - (1.0 - max(1 / (count + 1), NEWEST_SHARE)) ** num_steps
+            self._factors[knot] *= 1.0 + (hat * newest if count else 1.0) * ((bounded if count else ratio) - 1.0)
+            self._counts[knot] = count + num_steps
         self.is_measured = True
-        self._fill()
+        self._fill(high if share > 0.5 else low)
 
-    def _fill(self) -> None:
-        """Knots that were not measured get what lies between their neighbours."""
+    def _fill(self, newest: int) -> None:
+        """Knots that were not measured get what lies between their neighbours. Where measurements say that the curve
+        falls the newest one holds: others are older, and the machine may have been slower or faster.
+        """
         is_seen = self._counts > 0
         self._factors = np.interp(self._numbers, self._numbers[is_seen], self._factors[is_seen])
-        self._values = np.maximum.accumulate(self._shape * self._factors).tolist()
+        values = self._shape * self._factors
+        lower = np.minimum.accumulate(values[newest::-1])[::-1]
+        self._values = [*lower[:-1].tolist(), *np.maximum.accumulate(values[newest:]).tolist()]
 
     def successor(self) -> LearnedCurve:
         """A curve for a similar load, which starts from this one and soon is what is measured there."""
@@ -304,6 +310,8 @@ class CostTable:
         if plain.is_measured:
             self._note_prediction(bucket, num_decoding, num_drafts, prompts_s, seconds)
         if num_drafts and plain.is_measured:
+            if plain.value(num_decoding) > seconds - prompts_s > 0.0:  # without drafts it would have taken no longer
+                plain.observe(num_decoding, seconds - prompts_s)
             plain_s, prior = self._plain_and_prior(bucket, num_decoding)
             self._drafted_curve(bucket).observe(num_drafts, (seconds - prompts_s) / plain_s - 1.0, prior)
         elif num_drafts:
@@ -312,6 +320,11 @@ class CostTable:
             self._record_prompts(max(0.0, seconds - plain.value(num_decoding)) / num_other_tokens)
         else:  # until one without prompts was measured, their tokens cost what others do
             plain.observe(num_decoding + num_other_tokens, seconds)
+
+    def record_plain(self, bucket: LoadBucket, num_decoding: int, num_steps: int, step_s: float) -> None:
+        """Take in plain steps without prompts: the mean of their seconds."""
+        self._predicted.clear()
+        self._plain_curve(bucket).observe(num_decoding, step_s, num_steps)
 
     def _note_prediction(
         self, bucket: LoadBucket, num_decoding: int, num_drafts: int, prompts_s: float, seconds: float

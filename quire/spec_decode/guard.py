@@ -1,8 +1,8 @@
 """DraftGuard: keeps steps with drafts from being slower than steps without, whatever proposers and estimates say.
 
-Called by the draft controller. Owns, for each class of load, the measured progress of both kinds of steps. One step in
-CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or has lost MOST_DRAWDOWN_STEPS since it
-last gained, the class is closed. It is tried again
+Called by the draft controller. Owns, for each class of load, the measured progress of both kinds of steps. At least one
+step in CONTROL_INTERVAL of a class is plain; where speculation is slower than those, or has lost MOST_DRAWDOWN_STEPS
+since it last gained, the class is closed. It is tried again
 
 - on evidence, if drafts that were only looked at (`draft_watch`) promise a gain: after 1, 4, 16, ... seconds, counted
   by trials on such promises that lost (less where steps are short); after 4 at most if the gain is large;
@@ -28,7 +28,10 @@ from enum import IntEnum
 
 from quire.spec_decode.load import LoadBucket
 
-CONTROL_INTERVAL = 64
+# Of so many steps one is plain where drafts at least double the speed. Where they gain less, plain steps cost less and
+# are more frequent in proportion, up to one of LEAST_CONTROL_INTERVAL: on a machine whose speed changes drafts seem
+# better or worse than they are until plain steps are measured again.
+CONTROL_INTERVAL, LEAST_CONTROL_INTERVAL = 64, 6
 # Plain steps come several in a row, of which the first are not measured: what proposers and steps with drafts do drives
 # out of the caches what a plain step needs, and what they gave is handed out in the time of the next step. So these
 # alone take longer than plain decoding does; and so do the first steps of a load, behind prompts.
@@ -82,6 +85,14 @@ class Progress:
         self._seconds = 0.0
         self.num_steps = 0
 
+    def record_many(self, num_steps: int, plain_s: float, seconds: float) -> None:
+        """Take in steps of one kind: the mean of each figure."""
+        kept = self._kept_share**num_steps
+        weight = (1.0 - kept) / (1.0 - self._kept_share)
+        self._plain_s = kept * self._plain_s + weight * plain_s
+        self._seconds = kept * self._seconds + weight * seconds
+        self.num_steps += num_steps
+
     def record(self, plain_s: float, seconds: float) -> float:
         """Take in a step: predicted seconds of plain steps that do the same, and its own; the seconds that counted."""
         most = MOST_TIMES_USUAL if self.num_steps else MOST_TIMES_PLAIN
@@ -108,7 +119,7 @@ class GuardedBucket:
         is_promised: it was opened on a promise.
         num_closings: since it was last proven; each is twice as long as the one before.
         num_broken: closings of those that were promises.
-        until_control: steps with drafts until the next plain ones.
+        since_control: steps with drafts since the last plain ones.
         num_controls: plain steps that are left of a row of them.
         num_cold: next plain steps that are not measured, as they follow steps of another kind.
         lost_s: seconds lost since it was opened; negative = gained.
@@ -126,7 +137,7 @@ class GuardedBucket:
     is_promised: bool = False
     num_closings: int = 0
     num_broken: int = 0
-    until_control: int = 0
+    since_control: int = 0
     num_controls: int = 0
     num_cold: int = NUM_COLD
     lost_s: float = 0.0
@@ -138,6 +149,12 @@ class GuardedBucket:
     def ratio(self) -> float:
         """Tokens per second with drafts over those without; 1.0 where nothing was measured."""
         return self.speculated.speed / self.plain.speed if self.speculated.num_steps else 1.0
+
+    @property
+    def control_interval(self) -> int:
+        """Steps with drafts between two rows of plain ones."""
+        gain = min(self.ratio - 1.0, 1.0)
+        return round(CONTROL_RUN * (max(CONTROL_INTERVAL * gain, LEAST_CONTROL_INTERVAL) - 1.0))
 
 
 class DraftGuard:
@@ -177,11 +194,11 @@ class DraftGuard:
         if guarded.num_controls > 0:
             guarded.num_controls -= 1
             return Arm.CONTROL
-        if guarded.until_control > 0:
-            return Arm.OPEN
         is_new = guarded.plain.num_steps < FIRST_PLAIN_STEPS + NUM_EARLY_CONTROLS
+        if guarded.since_control < (FIRST_INTERVAL if is_new else guarded.control_interval):
+            return Arm.OPEN
         guarded.num_controls = (FIRST_RUN if is_new else CONTROL_RUN) - 1
-        guarded.until_control = FIRST_INTERVAL if is_new else (CONTROL_INTERVAL - 1) * CONTROL_RUN
+        guarded.since_control = 0
         return Arm.CONTROL
 
     def may_spend(self) -> bool:
@@ -197,6 +214,21 @@ class DraftGuard:
         """Steps took so long; closed classes come nearer to their next trial."""
         self.busy_s += seconds
         self.debt_s = max(0.0, self.debt_s - PAID_SHARE * seconds)
+
+    def plain_share(self, bucket: LoadBucket, plain_s: float, seconds: float, num_drafts: int) -> float:
+        """What a plain step would have taken in place of one that was recorded, over what is predicted.
+
+        Without drafts it is what it took; with them no more than that. What plain steps took a while ago would make
+        drafts seem to gain on a machine that has become faster since.
+        """
+        guarded = self.buckets.get(bucket)
+        share = seconds / plain_s * (1.0 if guarded is None else guarded.plain.speed)
+        return min(1.0, share) if num_drafts else share
+
+    def record_skipped(self, bucket: LoadBucket, num_steps: int, plain_s: float, seconds: float) -> None:
+        """Plain steps of a class: predicted and measured seconds of one, on an average. Time is passed apart."""
+        guarded = self.buckets.get(bucket) or self._enter(bucket)
+        guarded.plain.record_many(num_steps, plain_s, seconds)
 
     def note_look(self, bucket: LoadBucket) -> None:
         """In the plain step that is recorded next, drafts were looked at."""
@@ -226,7 +258,7 @@ class DraftGuard:
         if not is_open:
             guarded.plain.record(plain_s, seconds)
             return
-        guarded.until_control -= 1
+        guarded.since_control += 1
         guarded.num_cold = NUM_COLD
         lost_s = guarded.speculated.record(plain_s, seconds) - plain_s / guarded.plain.speed
         guarded.lost_s += lost_s
@@ -259,7 +291,7 @@ class DraftGuard:
         guarded.is_closed, guarded.is_promised = False, is_promised
         guarded.lost_s = guarded.squares = guarded.drawdown_s = guarded.captured_s = 0.0
         guarded.speculated.reset()
-        guarded.until_control, guarded.num_controls = FIRST_INTERVAL, 0
+        guarded.since_control = guarded.num_controls = 0
 
     def _close(self, guarded: GuardedBucket, first_s: float) -> None:
         guarded.is_closed = True

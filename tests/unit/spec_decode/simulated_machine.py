@@ -108,6 +108,7 @@ def play(
     num_steps: int = 2000,
     num_rows: Callable[[int], int] = lambda step: 1,
     noise: float = 0.0,
+    slowness: Callable[[int], float] = lambda step: 1.0,
     seed: int = 0,
 ) -> Played:
     """Run steps, and compare them with plain ones.
@@ -115,22 +116,26 @@ def play(
     Args:
         num_rows: that decode, by number of the step.
         noise: standard deviation of the logarithm of a step's duration.
+        slowness: what a step takes is so many times `cost`, by number of the step.
     """
     rng = np.random.default_rng(seed)
     seconds = plain_s = 0.0
-    num_drafted = num_to_skip = 0
-    rows = 0
+    num_drafted = num_to_skip = rows = num_skipped = 0
+    skipped_s = 0.0
     for step in range(num_steps):
         if num_rows(step) != rows:
             num_to_skip = 0
         rows = num_rows(step)
         if num_to_skip:
             num_to_skip -= 1
-            step_s = cost(rows) * float(np.exp(noise * rng.standard_normal()))
-            controller.record_skipped(1, step_s)
+            step_s = slowness(step) * cost(rows) * float(np.exp(noise * rng.standard_normal()))
+            num_skipped, skipped_s = num_skipped + 1, skipped_s + step_s
             seconds += step_s
-            plain_s += cost(rows)
+            plain_s += slowness(step) * cost(rows)
             continue
+        if num_skipped:
+            controller.record_skipped(num_skipped, skipped_s)
+            num_skipped, skipped_s = 0, 0.0
         load = StepLoad(num_decoding=rows, num_other_tokens=0, sum_seq_lens=100 * rows, max_seq_len=100, num_left=4096)
         most = controller.most_tokens(rows, 0, 100)
         num_to_skip = controller.num_skipped()
@@ -143,13 +148,13 @@ def play(
             proposals, proposing_s = drafter.propose(step, rows, most, rng), drafter.seconds
             kept = controller.choose(load, proposals)
             accepted = drafter.accept(step, kept, rng)
-        step_s = cost(rows + int(kept.sum())) * float(np.exp(noise * rng.standard_normal()))
+        step_s = slowness(step) * cost(rows + int(kept.sum())) * float(np.exp(noise * rng.standard_normal()))
         controller.record(
             SpeculatedStep(
                 load=load, proposals=proposals, kept=kept, accepted=accepted, seconds=step_s, proposing_s=proposing_s
             )
         )
         seconds += step_s + proposing_s
-        plain_s += cost(rows) * (1 + int(accepted.sum()) / rows)
+        plain_s += slowness(step) * cost(rows) * (1 + int(accepted.sum()) / rows)
         num_drafted += bool(kept.any())
     return Played(plain_s / seconds, num_steps, num_drafted)

@@ -133,11 +133,32 @@ def test_drafts_that_become_good_are_found_to_be():
     assert played.ratio > 2.0
 
 
+@pytest.mark.parametrize(("chance", "least"), [(0.35, 0.98), (0.5, 1.0)])
+def test_small_gains_are_taken_and_losses_avoided_on_a_machine_that_changes_its_speed(chance: float, least: float):
+    """Steps take now 1.0, now 1.4 of what they do, as on a machine that others use, too."""
+    drafter = Drafter(lambda step: chance, score=0.6, length=8, seconds=0.0003)
+    for seed in range(4):
+        played = play(
+            SpeculationController(), drafter, lambda num_tokens: 0.002 * (1.0 + 0.12 * num_tokens), num_steps=3000,
+            num_rows=lambda step: 4, noise=0.1, slowness=lambda step: 1.4 if step // 100 % 2 else 1.0, seed=seed,
+        )  # fmt: skip
+        assert played.ratio > least
+
+
+def test_plain_steps_that_were_not_asked_about_say_what_drafts_must_beat():
+    controller = SpeculationController()
+    play(controller, Drafter(lambda step: 0.0), linear, num_steps=300)
+    before = controller.stats().buckets
+    play(controller, Drafter(lambda step: 0.0), linear, num_steps=300, slowness=lambda step: 2.0)
+    assert controller._costs.plain_seconds(bucket_of(1, 0, 100), 1, 0) > 1.9 * linear(1)
+    assert [bucket.is_closed for bucket in controller.stats().buckets] == [True] == [one.is_closed for one in before]
+
+
 def test_looks_at_many_rows_do_not_delay_those_at_a_few():
     """The next look at 64 rows would come after seconds; drafts of one row have become good meanwhile."""
     drafter = Drafter(lambda step: 0.0 if step < 1500 else 0.95, score=0.9, seconds=0.002)
     played = play(
-        SpeculationController(), drafter, lambda num_tokens: 0.001 * (1.0 + 0.05 * num_tokens), num_steps=3000,
+        SpeculationController(), drafter, lambda num_tokens: 0.001 * (1.0 + 0.05 * num_tokens), num_steps=4000,
         num_rows=lambda step: 64 if 500 <= step < 1500 else 1, noise=0.05,
     )  # fmt: skip
     assert played.num_drafted > 700
@@ -157,7 +178,7 @@ def test_every_step_has_a_reason():
     reasons = controller.stats().reasons
     assert sum(reasons.values()) == played.num_steps
     assert reasons[Reason.DRAFTED] + reasons[Reason.PROBE] == played.num_drafted > 500
-    assert 10 <= reasons[Reason.CONTROL] <= 40 and reasons[Reason.NO_PROPOSALS] > 150
+    assert 10 <= reasons[Reason.CONTROL] <= 100 and reasons[Reason.NO_PROPOSALS] > 150
 
 
 def test_no_row_gets_more_drafts_than_asked_for_nor_the_step_more_than_fit():

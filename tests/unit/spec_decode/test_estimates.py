@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from quire.core.drafts import Proposals
-from quire.spec_decode.cost_table import CostTable
+from quire.spec_decode.cost_table import KNOTS, CostTable, LearnedCurve
 from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import Survival
+
+SHORT = bucket_of(1, 0, 100)
 
 
 def make_proposals(counts: list[int], score: float = 0.5, match_length: int = 4, source: int = 0) -> Proposals:
@@ -62,6 +64,36 @@ def test_longer_contexts_begin_with_what_shorter_ones_cost():
         costs.record(longer, 1, 0, 0, 0.030)
     assert costs.plain_seconds(longer, 1, 0) == pytest.approx(0.030, rel=0.05)
     assert costs.plain_seconds(bucket_of(1, 0, 100), 1, 0) == pytest.approx(0.010)
+
+
+def test_where_measurements_say_that_more_tokens_take_less_the_newest_one_holds():
+    """The machine was slow when a step of one row was measured, and is not any more."""
+    curve = LearnedCurve(np.array(KNOTS, dtype=np.float64), 1.0 + 0.05 * np.arange(len(KNOTS)))
+    curve.observe(1, 0.03)
+    for _ in range(100):
+        curve.observe(4, 0.02)
+    assert curve.value(1) == curve.value(4) == pytest.approx(0.02)
+    curve.observe(1, 0.03)
+    assert curve.value(1) == curve.value(4) > 0.021, "now that is the newest one"
+
+
+def test_the_mean_of_many_steps_counts_for_as_many():
+    one, many = (LearnedCurve(np.array(KNOTS, dtype=np.float64), np.ones(len(KNOTS))) for _ in range(2))
+    for curve in (one, many):
+        for _ in range(50):
+            curve.observe(2, 0.01)
+    one.observe(2, 0.02)
+    many.observe(2, 0.02, 100)
+    assert 0.0105 < one.value(2) < 0.011 and many.value(2) > 0.0199
+
+
+def test_a_step_with_drafts_takes_no_less_than_it_would_without():
+    costs = CostTable()
+    for _ in range(20):
+        costs.record(SHORT, 1, 0, 0, 0.03)  # the machine was slow
+    for _ in range(60):
+        costs.record(SHORT, 1, 0, 4, 0.02)
+    assert costs.plain_seconds(SHORT, 1, 0) == pytest.approx(0.02, rel=0.05)
 
 
 # --- chances ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quire.spec_decode.guard import CONTROL_INTERVAL, CONTROL_RUN, MOST_CLOSED_S, Arm, DraftGuard, Promise
 from quire.spec_decode.load import LoadBucket, bucket_of
 
@@ -26,6 +28,31 @@ def test_a_gaining_class_stays_open_with_one_plain_step_in_64():
     num_control = 4 * CONTROL_RUN
     assert arms.count(Arm.CONTROL) == num_control and arms.count(Arm.OPEN) == num_control * (CONTROL_INTERVAL - 1)
     assert not guard.num_closings
+
+
+def test_where_drafts_gain_little_more_steps_are_plain():
+    guard, few = DraftGuard(), DraftGuard()
+    run(guard, 200, 1.25)
+    arms = run(guard, 1200, 1.25)
+    assert 1200 / 18 < arms.count(Arm.CONTROL) < 1200 / 14, "one of 16, a quarter of 64"
+    run(few, 200, 1.02)
+    arms = run(few, 1200, 1.02)
+    assert 1200 / 7 < arms.count(Arm.CONTROL) < 1200 / 5, "one of 6"
+
+
+def test_plain_steps_of_a_closed_class_are_what_drafts_are_compared_with():
+    guard = DraftGuard()
+    run(guard, 20, 2.0)
+    guard.record_skipped(ONE, 100, 0.01, 0.005)
+    assert guard.buckets[ONE].plain.speed > 1.95
+
+
+def test_on_a_machine_that_has_become_faster_drafts_do_not_seem_to_gain():
+    guard = DraftGuard()
+    run(guard, 20, 1.0)
+    assert guard.plain_share(ONE, 0.01, 0.008, num_drafts=4) == pytest.approx(0.8)
+    assert guard.plain_share(ONE, 0.01, 0.012, num_drafts=4) == 1.0
+    assert guard.plain_share(ONE, 0.01, 0.012, num_drafts=0) == pytest.approx(1.2), "it was a plain step"
 
 
 def test_a_step_that_was_not_asked_about_is_a_plain_one():
