@@ -45,6 +45,9 @@ FIRST_INTERVAL, FIRST_RUN, NUM_EARLY_CONTROLS = 8, NUM_COLD + 1, 4
 MIN_STEPS, MIN_LOST_STEPS, CERTAINTY, MOST_LOST_STEPS, MIN_LOST_S = 16, 1.0, 1.5, 4.0, 0.006
 # Plain steps, or seconds, lost since drafts last gained that close a class too, however much they gained before.
 MOST_DRAWDOWN_STEPS, MOST_DRAWDOWN_S = 8.0, 0.02
+# Or, if it is more, so much of what was gained, at most so many seconds: one slow moment of the machine is to close
+# nothing that gains.
+DRAWDOWN_SHARE, MOST_DRAWDOWN_OF_GAIN_S = 0.1, 0.1
 # Steps after which a class that is still open counts as proven: the next closing is a short one again.
 PROVEN_STEPS = 128
 # Steps of each kind that estimates remember; a step counts for no more than so many times what is usual (of drafts that
@@ -281,7 +284,9 @@ class DraftGuard:
         variance = max(0.0, guarded.squares - lost_s * lost_s / num_steps)  # times the number of steps
         is_slower = has_evidence and lost_s > CERTAINTY * math.sqrt(variance)
         has_lost = lost_s > max(MOST_LOST_STEPS * plain_s, MIN_LOST_S)
-        is_falling = guarded.drawdown_s > max(MOST_DRAWDOWN_STEPS * plain_s, MOST_DRAWDOWN_S)
+        gained_s = guarded.drawdown_s - lost_s  # when least was lost
+        of_gain_s = min(DRAWDOWN_SHARE * gained_s, MOST_DRAWDOWN_OF_GAIN_S)
+        is_falling = guarded.drawdown_s > max(MOST_DRAWDOWN_STEPS * plain_s, MOST_DRAWDOWN_S, of_gain_s)
         if is_slower or has_lost or is_falling:
             self._close(guarded, min(CLOSED_S, CLOSED_STEPS * plain_s))
         elif num_steps == PROVEN_STEPS:

@@ -55,6 +55,17 @@ def test_on_a_machine_that_has_become_faster_drafts_do_not_seem_to_gain():
     assert guard.plain_share(ONE, 0.01, 0.012, num_drafts=0) == pytest.approx(1.2), "it was a plain step"
 
 
+def test_one_slow_moment_does_not_close_what_has_gained_ten_times_as_much():
+    guard = DraftGuard()
+    run(guard, 1000, 2.0, step_s=0.001)
+    assert guard.buckets[ONE].lost_s < -0.3
+    for step_s in (0.03, 0.03, 0.03, 0.03, 0.03, 0.03):
+        guard.record(ONE, True, 0.001, step_s, is_probe=False)  # of each three times what is usual counts
+    assert not guard.num_closings
+    run(guard, 1000, 0.5, step_s=0.001)
+    assert guard.num_closings
+
+
 def test_a_step_that_was_not_asked_about_is_a_plain_one():
     guard = DraftGuard()
     guard.record(ONE, False, 0.01, 0.01, is_probe=False)
