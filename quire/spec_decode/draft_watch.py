@@ -7,6 +7,7 @@ whose drafts have become good is noticed without a trial, and one whose drafts a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quire.spec_decode.guard import Promise
@@ -19,14 +20,15 @@ FIRST_SHARE, WATCHED_SHARE, HOPELESS_SHARE = 0.012, 0.004, 0.002
 PLANNING_S = 0.0004
 # Steps between two looks, of any class.
 MIN_INTERVAL, MAX_INTERVAL = 16, 1024
-# So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is good, they
-# come so many times as often, if a look takes less than so many steps.
+# So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is MIN_PROMISE,
+# they come so many times as often, if a look takes less than so many steps.
 ENOUGH, NEWEST_SHARE, HURRY, SHORT_LOOK = 3, 0.25, 8, 2.0
 # One look counts for no more than this.
 MOST_GAIN = 2.5
-# What is a promise, and what a strong one. So many looks come before a trial without one where an estimate is under
-# BEARABLE, or made of costs that were measured.
-MIN_PROMISE, STRONG_PROMISE, BEARABLE, ENOUGH_WITHOUT = 1.15, 1.5, 0.9, 24
+# What is a promise, and what a strong one; there must be a gain at the estimate less so many standard errors, too: of a
+# text whose drafts are nearly all wrong three looks promise one now and then. So many looks come before a trial without
+# a promise where an estimate is under BEARABLE, or made of costs that were measured.
+MIN_PROMISE, STRONG_PROMISE, CERTAINTY, BEARABLE, ENOUGH_WITHOUT = 1.15, 1.5, 1.5, 0.9, 24
 
 
 @dataclass(slots=True)
@@ -35,13 +37,14 @@ class DraftWatch:
 
     Attributes:
         num_looks: that the estimate is made of.
-        gained, seen: sums of the gains of late looks, and of their number.
+        gained, squares, seen: sums of the gains of late looks, of their squares, and of their number.
         look_s: what a look takes, with planning it.
         rest_s: seconds after a look, of this class or another one, before the next one at drafts of this class.
     """
 
     num_looks: int = 0
     gained: float = 0.0
+    squares: float = 0.0
     seen: float = 0.0
     look_s: float = PLANNING_S
     rest_s: float = 0.0
@@ -55,9 +58,16 @@ class DraftWatch:
     @property
     def promise(self) -> Promise:
         """Whether drafts would gain."""
-        if self.num_looks < ENOUGH or self.ratio < MIN_PROMISE:
+        if self.num_looks < ENOUGH or self.ratio < MIN_PROMISE or self.ratio - CERTAINTY * self._error < 1.0:
             return Promise.NONE
         return Promise.STRONG if self.ratio >= STRONG_PROMISE else Promise.SOME
+
+    @property
+    def _error(self) -> float:
+        """Standard error of `ratio`."""
+        if self.seen <= 1.0:
+            return math.inf
+        return math.sqrt(max(0.0, self.squares / self.seen - self.ratio**2) / (self.seen - 1.0))
 
     def may_try(self, *, knows_costs: bool) -> bool:
         """Whether there were enough looks for drafts to be tried without a promise, as estimates may be wrong.
@@ -74,6 +84,7 @@ class DraftWatch:
         kept = 1.0 - NEWEST_SHARE
         gain = min(plain_s / seconds, MOST_GAIN)  # each look counts the same
         self.gained, self.seen = kept * self.gained + gain, kept * self.seen + 1.0
+        self.squares = kept * self.squares + gain * gain
 
     def note_time(self, proposing_s: float) -> None:
         """A look took so long; of the last two the shorter one counts, as a machine may be away for a while."""
@@ -84,6 +95,7 @@ class DraftWatch:
     def disappoint(self, ratio: float) -> None:
         """A trial has shown this ratio: what was seen before is no promise any more."""
         self.num_looks, self.gained, self.seen = 0, min(ratio, 1.0), 1.0
+        self.squares = self.gained * self.gained
 
     def pause_s(self, step_s: float, *, may_hurry: bool) -> float:
         """Seconds of plain steps, of `step_s` each, until the next look."""
@@ -91,6 +103,6 @@ class DraftWatch:
         if self.num_looks >= ENOUGH and self.ratio < BEARABLE:
             share = HOPELESS_SHARE
         pause_s = min(max(self.look_s / share, MIN_INTERVAL * step_s), MAX_INTERVAL * step_s)
-        if may_hurry and self.look_s < SHORT_LOOK * step_s and (self.num_looks < ENOUGH or self.promise):
+        if may_hurry and self.look_s < SHORT_LOOK * step_s and (self.num_looks < ENOUGH or self.ratio >= MIN_PROMISE):
             pause_s /= HURRY
         return pause_s

@@ -36,6 +36,16 @@ def test_an_estimate_takes_some_looks_and_follows_the_newest():
     assert not watch.promise and 0.5 < watch.ratio < 1.0
 
 
+def test_a_lucky_look_among_bad_ones_is_no_promise():
+    lucky, mixed = DraftWatch(), DraftWatch()
+    for gain in (0.8, 0.8, 2.5):
+        lucky.observe(gain, 1.0)
+    for gain in (1.6, 2.5, 1.7, 2.5):
+        mixed.observe(gain, 1.0)
+    assert lucky.ratio > 1.5 and not lucky.promise
+    assert mixed.promise is Promise.STRONG
+
+
 @pytest.mark.parametrize(("plain_s", "knows_costs"), [(0.01, False), (0.0199, True)])
 def test_what_would_lose_or_by_known_costs_not_gain_is_tried_after_many_looks_only(plain_s: float, knows_costs: bool):
     watch = DraftWatch()
