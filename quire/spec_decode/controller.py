@@ -42,8 +42,12 @@ from quire.spec_decode.guard import Arm, DraftGuard
 from quire.spec_decode.load import LoadBucket, bucket_of
 from quire.spec_decode.survival import FEW, Survival
 
-# Most drafts of a row that are asked for at first; as many again where most of them stood.
-FIRST_DEPTH = 4
+# Most drafts of a row that are asked for at first, and at least; as many again where most of them stood.
+FIRST_DEPTH = 8
+# Most drafts of a row that are looked at: it takes as many steps until all of them are known to be right or wrong.
+LOOK_DEPTH = 4
+# Drafts of a step whose costs are not known at all: at most so many, or one of each row, then twice as many as before.
+FIRST_TRIED = 4
 # Steps in which no draft was worth it after which a few are verified anyway, as what was learned may be out of date.
 PROBE_INTERVAL = 32
 # Of the rows, the part of which one draft is then verified.
@@ -72,7 +76,7 @@ class SpeculationController:
     def __init__(self, most_drafts: int = 32, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self._most_drafts = most_drafts
-        self._first_depth = min(FIRST_DEPTH, most_drafts)
+        self._first_depth, self._look_depth = min(FIRST_DEPTH, most_drafts), min(LOOK_DEPTH, most_drafts)
         self._costs = CostTable()
         self._survival = Survival()
         self._guard = DraftGuard()
@@ -81,6 +85,7 @@ class SpeculationController:
         self._depths: dict[LoadBucket, int] = {}
         self._proposing: dict[LoadBucket, tuple[int, float]] = {}
         self._newest_proposing_s = 0.0
+        self._newest_number = 0
         self._asked = self._num_watched = self._num_to_skip = 0
         self._skipped = bucket_of(1, 0, 0), 1
         self._newest_look_s = -math.inf
@@ -123,10 +128,10 @@ class SpeculationController:
         # From the newest look on, of whatever class, and not for as long as one of longer steps has to wait.
         left_s = self._newest_look_s + min(watch.rest_s, MAX_INTERVAL * step_s) - busy_s
         if left_s <= 0.0:
-            self._num_watched = self._first_depth
+            self._num_watched = self._look_depth
             self._newest_look_s = busy_s
             watch.rest_s = watch.pause_s(step_s, may_hurry=False)  # anew when it was recorded
-            self._num_to_skip = self._first_depth - 1  # then it is known what came
+            self._num_to_skip = self._look_depth - 1  # then it is known what came
         else:
             self._num_to_skip = min(int(left_s / step_s) + 1, MAX_INTERVAL)
 
@@ -161,14 +166,17 @@ class SpeculationController:
         if not most:
             return np.zeros(len(counts), dtype=np.int32)
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
-        most = min(most, max(FIRST_DEPTH, len(counts), self._costs.most_foreseen, 2 * self._costs.most_tried(bucket)))
+        most = min(most, max(FIRST_TRIED, len(counts), self._costs.most_foreseen, 2 * self._costs.most_tried(bucket)))
         chances, ranked = self._ranked(proposals)
         numbers = common_budgets(load.num_decoding, most)
-        best = best_budget(chances, load.num_decoding, numbers, self._seconds(bucket, load.num_decoding, numbers))
+        seconds = self._seconds(bucket, load.num_decoding, numbers)
+        seconds[0] = self._costs.turned_down_seconds(bucket, load.num_decoding) + self._proposing_s(bucket)
+        best = best_budget(chances, load.num_decoding, numbers, seconds, self._newest_number)
         if best.num_drafts:
             number = self._vary(bucket, load.num_decoding, chances, best, numbers)
         else:
             number = self._probe(len(counts), numbers)
+        self._newest_number = number
         return counts_of(ranked[:number], counts)
 
     def _ranked(self, proposals: Proposals) -> tuple[np.ndarray | list[float], np.ndarray | list[int]]:
@@ -212,7 +220,7 @@ class SpeculationController:
         if self._num_drafted % VARY_INTERVAL:
             return best.num_drafts
         at, turn = numbers.index(best.num_drafts), self._num_drafted // VARY_INTERVAL
-        hoped = self._most_hoped(bucket, num_decoding, chances, best, numbers[:at])
+        hoped = self._most_hoped(bucket, num_decoding, chances, best, numbers)
         if hoped:
             return hoped
         near = numbers[max(0, at - 1)], numbers[min(at + 1, len(numbers) - 1)]
@@ -229,16 +237,21 @@ class SpeculationController:
         best: DraftBudget,
         numbers: tuple[int, ...],
     ) -> int:
-        """Of numbers below the best one, that which would gain most over it if it cost no more than fewer do; 0 = none.
+        """Of all numbers, that which would gain most over the best one if it cost as little as may be; 0 = none.
 
-        Costs that have steps are found so: one number that was measured below a step hides those before it.
+        Fewer drafts than the best may cost no more than still fewer do, more of them no more each. Costs that have
+        steps are found so: a number measured below a step hides those before it, and one above it those behind.
         """
-        least_s = self._costs.least_seconds(bucket, num_decoding, numbers)
+        at = numbers.index(best.num_drafts)
+        least_s = [
+            *self._costs.least_seconds(bucket, num_decoding, numbers[:at]), None,
+            *self._costs.hoped_seconds(bucket, num_decoding, best.num_drafts, numbers[at + 1 :]),
+        ]  # fmt: skip
         untried = [(number, step_s) for number, step_s in zip(numbers, least_s, strict=True) if step_s is not None]
         if not untried:
             return 0
         proposing_s = self._proposing_s(bucket)
-        plain_s = self._costs.decode_seconds(bucket, num_decoding, ())[0] + proposing_s
+        plain_s = self._costs.turned_down_seconds(bucket, num_decoding) + proposing_s
         seconds = [plain_s, *(step_s + proposing_s for _, step_s in untried)]
         hoped = best_budget(chances, num_decoding, [number for number, _ in untried], seconds)
         return hoped.num_drafts if hoped.gain > MIN_GAIN * best.gain else 0
@@ -290,7 +303,9 @@ class SpeculationController:
         if step.is_capture:
             self._guard.record_capture(bucket, plain_s, seconds)
         else:
-            if self._is_worth_measuring(bucket, num_drafts):
+            if not num_drafts:
+                self._costs.record_turned_down(bucket, load.num_decoding, load.num_other_tokens, step.seconds)
+            elif self._is_worth_measuring(bucket, num_drafts):
                 self._costs.record(bucket, load.num_decoding, load.num_other_tokens, num_drafts, step.seconds)
             share = self._guard.plain_share(bucket, plain_s, step.seconds, num_drafts)
             plain_s = share * (plain_s + sum(accepted) * self._costs.token_seconds(bucket, load.num_decoding))
@@ -309,9 +324,7 @@ class SpeculationController:
 
     def _is_worth_measuring(self, bucket: LoadBucket, num_drafts: int) -> bool:
         """Of steps whose costs are known some are enough."""
-        return (
-            self._num_drafted % MEASURED_INTERVAL == 0 or not num_drafts or not self._costs.is_known(bucket, num_drafts)
-        )
+        return self._num_drafted % MEASURED_INTERVAL == 0 or not self._costs.is_known(bucket, num_drafts)
 
     def _record_plain(self, bucket: LoadBucket, step: SpeculatedStep) -> None:
         """A step for which nothing was asked, or in which drafts were looked at."""

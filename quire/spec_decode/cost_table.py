@@ -24,6 +24,9 @@ KNOTS = (
     1025, 2048, 4096, 8192,
 )  # fmt: skip
 KNOTS_APART = 8
+# Measurements of a number of drafts after which it is known whether it is worth it: the first one finds nothing in the
+# caches.
+ENOUGH_TRIALS = 3
 # What each further token adds to the step of one, until steps of more were measured: about that of bfloat16 on a CPU.
 PRIOR_SLOPE = 0.05
 # Weight of the newest of many measurements, and of one that several knots share at most.
@@ -123,12 +126,16 @@ class DraftsCurve:
     """How much longer drafts make a step, as a share of the plain one.
 
     A number costs no more than larger ones were measured to. What is estimated too low is chosen, and so is measured.
+
+    Attributes:
+        turned_down: the share of a step for which drafts were proposed and none was verified.
     """
 
     def __init__(self) -> None:
         self._measured: dict[int, float] = {}
         self._counts: dict[int, int] = {}
         self._numbers, self._shares = [0], [0.0]
+        self._num_turned_down, self.turned_down = 0, 0.0
 
     @property
     def most_measured(self) -> int:
@@ -177,12 +184,23 @@ class DraftsCurve:
             return None
         return self._shares[bisect_right(numbers, num_drafts) - 1]
 
+    def hoped(self, num_drafts: int, fewer: int) -> float | None:
+        """What so many drafts may cost, if each costs what each of about `fewer` does. None = they were tried, or those
+        were not measured.
+        """
+        at = bisect_right(self._numbers, fewer) - 1
+        if not at or self._counts.get(_knot_below(num_drafts), 0) >= ENOUGH_TRIALS:
+            return None
+        return self._shares[at] * num_drafts / self._numbers[at]
+
     def observe(self, num_drafts: int, share: float, prior: Prior) -> None:
         """Take in a measurement: an exponential mean of those of the same number, or one that is near."""
         knot = _knot_below(num_drafts)
         share *= knot / num_drafts
         count = self._counts.get(knot, 0)
         known = self._measured.get(knot, 0.0)
+        if 0 < count < ENOUGH_TRIALS:
+            share = min(share, known)  # a number that was disturbed once would not be tried again
         # The first one is compared with what it was expected to be: the machine may have been away just then.
         expected = known if count else self.value(knot, prior)
         bounded = min(share, MOST_RATIO * (1.0 + expected) - 1.0)
@@ -193,9 +211,16 @@ class DraftsCurve:
         falling = accumulate((max(0.0, self._measured[number]) for number in reversed(numbers)), min)
         self._shares = [0.0, *list(falling)[::-1]]
 
+    def observe_turned_down(self, share: float) -> None:
+        """Take in a step for which drafts were proposed and none was verified."""
+        self._num_turned_down += 1
+        bounded = min(max(share, self.turned_down - 1.0), self.turned_down + 1.0)
+        self.turned_down += max(1 / self._num_turned_down, NEWEST_SHARE) * (bounded - self.turned_down)
+
     def successor(self) -> DraftsCurve:
         """A curve for a similar load, which starts from this one and soon is what is measured there."""
         curve = DraftsCurve()
+        curve._num_turned_down, curve.turned_down = min(self._num_turned_down, 1), self.turned_down
         curve._measured, curve._counts = dict(self._measured), dict.fromkeys(self._counts, 1)
         curve._numbers, curve._shares = self._numbers, self._shares
         return curve
@@ -280,6 +305,17 @@ class CostTable:
             return plain_s, lambda num_drafts: slope * num_drafts
         return plain_s, lambda num_drafts: plain.value(num_decoding + num_drafts) / plain_s - 1.0
 
+    def turned_down_seconds(self, bucket: LoadBucket, num_decoding: int) -> float:
+        """Predicted seconds of a step without drafts for which some were proposed: what is in the caches is theirs."""
+        return self._plain_curve(bucket).value(num_decoding) * (1.0 + self._drafted_curve(bucket).turned_down)
+
+    def record_turned_down(self, bucket: LoadBucket, num_decoding: int, num_other_tokens: int, seconds: float) -> None:
+        """Take in a step without drafts for which some were proposed."""
+        plain = self._plain_curve(bucket)
+        if plain.is_measured:
+            plain_s = self.plain_seconds(bucket, num_decoding, num_other_tokens)
+            self._drafted_curve(bucket).observe_turned_down(seconds / plain_s - 1.0)
+
     def most_tried(self, bucket: LoadBucket) -> int:
         """Drafts up to which a step of this load was measured, or one that is like it; 0 = none was."""
         return self._drafted_curve(bucket).most_measured
@@ -294,6 +330,16 @@ class CostTable:
         """
         plain_s = self._plain_curve(bucket).value(num_decoding)
         shares = map(self._drafted_curve(bucket).least, numbers)
+        return [None if share is None else plain_s * (1.0 + share) for share in shares]
+
+    def hoped_seconds(
+        self, bucket: LoadBucket, num_decoding: int, fewer: int, numbers: Sequence[int]
+    ) -> list[float | None]:
+        """What a step with each of these numbers of drafts may take, if each costs what each of `fewer` does; None = as
+        of `DraftsCurve.hoped`.
+        """
+        plain_s, curve = self._plain_curve(bucket).value(num_decoding), self._drafted_curve(bucket)
+        shares = [curve.hoped(number, fewer) for number in numbers]
         return [None if share is None else plain_s * (1.0 + share) for share in shares]
 
     def is_known(self, bucket: LoadBucket, num_drafts: int) -> bool:

@@ -19,6 +19,9 @@ import numpy as np
 
 # What drafts must promise to be verified: errors of the estimates must not eat the gain.
 MIN_GAIN = 1.03
+# What another number of drafts than that of the step before must promise: a step of the same size finds more of what
+# it needs in the caches.
+MIN_SWITCH = 1.1
 # Numbers of drafts that are always considered; and sizes of steps: in each doubling beyond it those of so many eighths.
 ALWAYS_CONSIDERED = 8
 COMMON_EIGHTHS = (8, 10, 12)
@@ -53,7 +56,11 @@ def _is_common(num_tokens: int) -> bool:
 
 
 def best_budget(
-    chances: Sequence[float] | np.ndarray, num_decoding: int, numbers: Sequence[int], seconds: Sequence[float]
+    chances: Sequence[float] | np.ndarray,
+    num_decoding: int,
+    numbers: Sequence[int],
+    seconds: Sequence[float],
+    newest: int = 0,
 ) -> DraftBudget:
     """The best of some numbers of drafts, of those that are likeliest to stand.
 
@@ -62,13 +69,15 @@ def best_budget(
         num_decoding: tokens that the step gives without any, at least 1.
         numbers: of drafts, at least 1 and at most `num_drafts` each.
         seconds: of the step with none, then with each of `numbers`; positive.
+        newest: number that the step before had, if any: another one must be better by MIN_SWITCH.
     """
     expected = np.cumsum(chances).tolist() if isinstance(chances, np.ndarray) else list(accumulate(chances))
-    best, best_rate = 0, 0.0
+    best, best_rate, best_weighed = 0, 0.0, 0.0
     for number, step_s in zip(numbers, seconds[1:], strict=True):
         rate = (num_decoding + expected[number - 1]) / step_s
-        if rate > best_rate:
-            best, best_rate = number, rate
+        weighed = MIN_SWITCH * rate if number == newest else rate
+        if weighed > best_weighed:
+            best, best_rate, best_weighed = number, rate, weighed
     gain = best_rate * seconds[0] / num_decoding
     return DraftBudget(best if gain > MIN_GAIN else 0, max(gain, 1.0))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire.core.drafts import Proposals
-from quire.spec_decode.cost_table import KNOTS, CostTable, LearnedCurve
+from quire.spec_decode.cost_table import ENOUGH_TRIALS, KNOTS, CostTable, LearnedCurve
 from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import Survival
@@ -96,6 +96,33 @@ def test_a_step_with_drafts_takes_no_less_than_it_would_without():
     assert costs.plain_seconds(SHORT, 1, 0) == pytest.approx(0.02, rel=0.05)
 
 
+def test_more_drafts_than_were_measured_may_cost_no_more_each_until_they_were_tried():
+    costs = CostTable()
+    costs.record(SHORT, 1, 0, 0, 0.01)
+    assert costs.hoped_seconds(SHORT, 1, 4, (8, 16)) == [None, None], "what four cost is not known"
+    costs.record(SHORT, 1, 0, 4, 0.012)
+    assert costs.hoped_seconds(SHORT, 1, 4, (8, 16)) == pytest.approx([0.014, 0.018])
+    for _ in range(ENOUGH_TRIALS):
+        costs.record(SHORT, 1, 0, 8, 0.02)
+    assert costs.hoped_seconds(SHORT, 1, 4, (8, 16)) == [None, pytest.approx(0.018)]
+
+
+def test_one_disturbed_trial_of_a_number_is_outweighed_by_the_next_ones():
+    costs = CostTable()
+    for num_drafts, seconds in ((0, 0.01), (4, 0.02), (4, 0.012), (4, 0.03), (4, 0.012), (4, 0.012), (4, 0.012)):
+        costs.record(SHORT, 1, 0, num_drafts, seconds)
+    assert costs.decode_seconds(SHORT, 1, (4,))[1] < 0.0145
+
+
+def test_steps_whose_drafts_were_turned_down_are_apart_from_plain_ones():
+    costs = CostTable()
+    costs.record(SHORT, 1, 0, 0, 0.01)
+    for _ in range(20):
+        costs.record_turned_down(SHORT, 1, 0, 0.012)
+    assert costs.plain_seconds(SHORT, 1, 0) == pytest.approx(0.01)
+    assert costs.turned_down_seconds(SHORT, 1) == pytest.approx(0.012)
+
+
 # --- chances ---
 
 
@@ -150,6 +177,13 @@ def test_a_gain_below_three_percent_is_not_taken():
     assert best_budget([0.029], 1, [1], [1.0, 1.0]).num_drafts == 0
     assert best_budget([0.031], 1, [1], [1.0, 1.0]).num_drafts == 1
     assert best_budget([], 1, [], [1.0]).num_drafts == 0
+
+
+def test_another_number_than_that_of_the_step_before_must_be_clearly_better():
+    chances, seconds = [0.9, 0.5], [0.01, 0.0105, 0.0125]  # 1.81 and 1.92 tokens per plain step
+    assert best_budget(chances, 1, (1, 2), seconds).num_drafts == 2
+    assert best_budget(chances, 1, (1, 2), seconds, newest=1).num_drafts == 1
+    assert best_budget([0.9, 0.9], 1, (1, 2), seconds, newest=1).num_drafts == 2
 
 
 def test_chosen_drafts_are_the_first_ones_of_their_rows():
