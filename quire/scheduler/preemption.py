@@ -12,6 +12,7 @@ from quire.core.request import Request, RequestStatus
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows
 from quire.scheduler.scheduling_policy import SchedulingPolicy
+from quire.scheduler.step_plan import StepPlan
 
 
 def choose_victim(
@@ -19,7 +20,7 @@ def choose_victim(
 ) -> int:
     """Row of the running request of the largest rank, resumed ones included; of its class, rather none of `spared`.
 
-    The first in rank is never chosen while others run, so it always advances, and every request ends.
+    The first in rank is never chosen while others run, so it advances (or `is_to_finish`), and every request ends.
 
     Args:
         spared: rows whose blocks came back from the swap space a moment ago.
@@ -32,6 +33,17 @@ def choose_victim(
     if not len(others) or order.has_lower_priority(np.array([last]), table.request_on(int(others[-1]))).any():
         return last
     return int(others[-1])
+
+
+def is_to_finish(victim: int, running: RunningRows, table: RequestTable, plan: StepPlan) -> bool:
+    """Whether steps in flight are taken in before a row is preempted, as the tokens that they sample for it are lost.
+
+    The first in rank goes on, unless it is held back, as a beam whose siblings find no room. Then others must, by a
+    token at least each time that they are admitted.
+    """
+    first = running.rows[:1]
+    is_going_on = plan.num_tokens(first) + table.num_pending[first] > 0
+    return bool(table.num_pending[victim] > 0 and not is_going_on.any())
 
 
 def suspend(request: Request, table: RequestTable) -> None:

@@ -42,7 +42,7 @@ from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.kv_tiers import KVTiers
 from quire.scheduler.limits import make_limits, watermark_counts
 from quire.scheduler.outbox import Outbox
-from quire.scheduler.preemption import choose_victim, suspend
+from quire.scheduler.preemption import choose_victim, is_to_finish, suspend
 from quire.scheduler.request_group import Advanced, RequestGroup, RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
@@ -193,10 +193,7 @@ class Scheduler:
     # --- first half of a step ---
 
     def schedule(self) -> Step | None:
-        """Decide the next step; None when no request can compute (nothing left, or only rows to free later).
-
-        With steps in flight None may also say that one has to be taken in first.
-        """
+        """Decide the next step; None when no request can compute, or a step in flight is to be taken in first."""
         assert not self._in_flight.is_full, "a step is taken in before the next one is scheduled"
         plan = StepPlan(StepBudget(self._limits.max_num_batched_tokens), self._limits.max_num_seqs)
         self._order.refresh(self._running)
@@ -252,9 +249,12 @@ class Scheduler:
         missing = num_missing_blocks(rows, self._table, plan, self._kv)
         while self._kv.is_short(missing):
             if not self._groups.release_kept():
-                self._preempt(
-                    choose_victim(self._running, self._table, self._order, self._tiers.swapping.rows_to_spare()), plan
-                )
+                spared = self._tiers.swapping.rows_to_spare()
+                victim = choose_victim(self._running, self._table, self._order, spared)
+                if is_to_finish(victim, self._running, self._table, plan):
+                    plan.undo_running()
+                    return
+                self._preempt(victim, plan)
             missing = num_missing_blocks(self._running.rows, self._table, plan, self._kv)
         rows = self._running.rows
         plan.set_new_blocks(self._kv.allocate(rows, missing))

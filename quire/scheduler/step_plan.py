@@ -140,6 +140,11 @@ class StepPlan:
         if self._new_reqs.pop(row, None) is not None:
             self.prompts.refund(num_tokens)
 
+    def undo_running(self) -> None:
+        """Drop all placed rows from the plan."""
+        for row in self._running_rows.tolist():
+            self.undo(row)
+
     def freeze(
         self,
         step: int,

@@ -167,6 +167,24 @@ def test_beams_wait_for_their_tokens_and_others_do_not():
     assert any(len(step.rows) == 1 for step in engine.scheduled)
 
 
+def test_a_request_that_is_preempted_for_a_beam_that_waits_keeps_what_was_in_flight():
+    """The beam is first in rank and waits for its sibling; the request outgrows what is left, again and again."""
+    engine = make_engine(
+        depth=3, scheduling_policy="shortest", num_blocks=10, max_num_seqs=4, budget=43, watermark=0.2,
+        long_prefill_token_threshold=10, reserve_full_prompt=True, max_model_len=40,
+    )  # fmt: skip
+    prompt = [3, 3, 3, 1, 1, 3, 2, 3, 1, 1, 2, 2, 2]
+    requests = [make_request(handle, prompt, max_tokens=20, fork_group=1) for handle in range(1, 5)]
+    engine.add(*requests)
+    for _ in range(4):
+        engine.step()
+    engine.add(
+        *make_beams((5, 6), [3, 3, 3, 2, 3, 1, 3, 3, 1, 3, 2, 2, 3], BeamSpec(num_beams=2), max_tokens=3, priority=-1)
+    )
+    engine.run()
+    assert all(engine.tokens[request.handle] == expected_answer(request, 40)[0] for request in requests)
+
+
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(
     scheduler_settings(),
