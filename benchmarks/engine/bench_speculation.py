@@ -49,8 +49,9 @@ MAX_LEN = 1024
 # Tokens of an answer by requests at once, of a small model; of others a half or a quarter of it.
 OUTPUT_LENS = {1: 256, 4: 256, 16: 192, 64: 128}
 MIN_ROUNDS = 2
-# Engines take turns of so many seconds, so that a machine whose speed drifts is the same one for both.
-TURN_S = 0.03
+# Engines take turns of so many seconds, so that a machine whose speed drifts is the same one for both; and of so many
+# steps at least, as an engine counts what goes between its own steps.
+TURN_S, TURN_STEPS = 0.03, 8
 DONE = object()
 # A story of `leaf` has some 60 tokens: a round has several, one after the other.
 STORIES_IN_TURN = 4
@@ -165,7 +166,7 @@ def answer(llm: LLM, groups: list[list[Request]], output_len: int, answers: Answ
 
 
 def answer_in_turns(arms: Sequence[LLM], groups: list[list[Request]], output_len: int, clock: Clock) -> list[Answers]:
-    """Answer all groups, one after the other, by each engine; the engines take turns of TURN_S."""
+    """Answer all groups, one after the other, by each engine, in turns."""
     all_answers = [Answers() for _ in arms]
     under_way = [
         (answer(llm, groups, output_len, answers), answers) for llm, answers in zip(arms, all_answers, strict=True)
@@ -173,7 +174,8 @@ def answer_in_turns(arms: Sequence[LLM], groups: list[list[Request]], output_len
     while under_way:
         for steps, answers in list(under_way):
             start = now = clock()
-            while now - start < TURN_S:
+            num_before = answers.num_steps
+            while now - start < TURN_S or answers.num_steps - num_before < TURN_STEPS:
                 if next(steps, DONE) is DONE:
                     under_way.remove((steps, answers))
                     break
