@@ -20,7 +20,8 @@ def choose_victim(
 ) -> int:
     """Row of the running request of the largest rank, resumed ones included; of its class, rather none of `spared`.
 
-    The first in rank is never chosen while others run, so it advances (or `is_to_finish`), and every request ends.
+    The first in rank is never chosen while others run, so it advances, and every request ends (or see
+    `would_lose_progress`).
 
     Args:
         spared: rows whose blocks came back from the swap space a moment ago.
@@ -35,11 +36,11 @@ def choose_victim(
     return int(others[-1])
 
 
-def is_to_finish(victim: int, running: RunningRows, table: RequestTable, plan: StepPlan) -> bool:
-    """Whether steps in flight are taken in before a row is preempted, as the tokens that they sample for it are lost.
+def would_lose_progress(victim: int, running: RunningRows, table: RequestTable, plan: StepPlan) -> bool:
+    """Whether steps in flight must be taken in before a row is preempted: the tokens that they sample for it are lost.
 
-    The first in rank goes on, unless it is held back, as a beam whose siblings find no room. Then others must, by a
-    token at least each time that they are admitted.
+    That is no harm while the first in rank advances. It does not while it is held back, as a beam whose siblings find
+    no room. Then each of the others must advance by a token at least whenever it is admitted, or none ever ends.
     """
     first = running.rows[:1]
     is_going_on = plan.num_tokens(first) + table.num_pending[first] > 0

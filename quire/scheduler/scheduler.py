@@ -42,7 +42,7 @@ from quire.scheduler.kv_tier import KVTier
 from quire.scheduler.kv_tiers import KVTiers
 from quire.scheduler.limits import make_limits, watermark_counts
 from quire.scheduler.outbox import Outbox
-from quire.scheduler.preemption import choose_victim, is_to_finish, suspend
+from quire.scheduler.preemption import choose_victim, suspend, would_lose_progress
 from quire.scheduler.request_group import Advanced, RequestGroup, RequestGroups
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.running import RunningRows, num_missing_blocks, num_wanted_tokens
@@ -251,7 +251,7 @@ class Scheduler:
             if not self._groups.release_kept():
                 spared = self._tiers.swapping.rows_to_spare()
                 victim = choose_victim(self._running, self._table, self._order, spared)
-                if is_to_finish(victim, self._running, self._table, plan):
+                if would_lose_progress(victim, self._running, self._table, plan):
                     plan.undo_running()
                     return
                 self._preempt(victim, plan)

@@ -87,7 +87,7 @@ class SpeculationController:
         self._newest_proposing_s = 0.0
         self._newest_number = 0
         self._asked = self._num_watched = self._num_to_skip = 0
-        self._skipped = bucket_of(1, 0, 0), 1
+        self._skipped_load = bucket_of(1, 0, 0), 1  # class and rows of the steps that are not asked about
         self._newest_look_s = -math.inf
         self._num_gainless = 0
         self._num_drafted = 0
@@ -105,7 +105,7 @@ class SpeculationController:
     def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
         """Most drafts of a row that are worth proposing for the step that is planned; 0 = it is to be plain."""
         bucket = bucket_of(num_rows, num_other_tokens, max_seq_len)
-        self._skipped = bucket, num_rows
+        self._skipped_load = bucket, num_rows
         self._watch = watch = self._watches.get(bucket) or self._enter(bucket)
         may_try = watch.may_try(knows_costs=self._costs.most_foreseen > 0)
         arm = self._guard.next_arm(bucket, promise=watch.promise, may_try=may_try)
@@ -153,7 +153,7 @@ class SpeculationController:
         """As `DraftController`. These say what plain steps take by now: those near a look or drafts take longer."""
         self._reasons[Reason.CLOSED] += num_steps
         self._guard.pass_time(seconds)
-        bucket, num_rows = self._skipped
+        bucket, num_rows = self._skipped_load
         if num_steps >= MIN_SKIPPED and not bucket.has_prompts:
             step_s = seconds / num_steps
             self._costs.record_plain(bucket, num_rows, num_steps, step_s)

@@ -158,7 +158,7 @@ def test_looks_at_many_rows_do_not_delay_those_at_a_few():
     """The next look at 64 rows would come after seconds; drafts of one row have become good meanwhile."""
     drafter = Drafter(lambda step: 0.0 if step < 1500 else 0.95, score=0.9, seconds=0.002)
     played = play(
-        SpeculationController(), drafter, lambda num_tokens: 0.001 * (1.0 + 0.05 * num_tokens), num_steps=4000,
+        SpeculationController(), drafter, lambda num_tokens: 0.001 * (1.0 + 0.05 * num_tokens), num_steps=3000,
         num_rows=lambda step: 64 if 500 <= step < 1500 else 1, noise=0.05,
     )  # fmt: skip
     assert played.num_drafted > 700
@@ -173,12 +173,12 @@ def test_the_same_measurements_give_the_same_decisions():
 
 def test_every_step_has_a_reason():
     controller = SpeculationController()
-    drafter = Drafter(lambda step: 0.5, share=0.5)
+    drafter = Drafter(lambda step: 0.9, share=0.5)
     played = play(controller, drafter, linear, num_steps=1000, num_rows=lambda step: 2)
     reasons = controller.stats().reasons
     assert sum(reasons.values()) == played.num_steps
     assert reasons[Reason.DRAFTED] + reasons[Reason.PROBE] == played.num_drafted > 500
-    assert 10 <= reasons[Reason.CONTROL] <= 100 and reasons[Reason.NO_PROPOSALS] > 150
+    assert 10 <= reasons[Reason.CONTROL] <= 40 and reasons[Reason.NO_PROPOSALS] > 150
 
 
 def test_no_row_gets_more_drafts_than_asked_for_nor_the_step_more_than_fit():
