@@ -4,7 +4,7 @@ Called by the scheduler's drafts: before a step is drafted for, when there are p
 in. Owns a cost table of this machine, what became of earlier drafts, and the guard. A step of a plan:
 
     most_tokens(rows, prompt tokens, longest)   the guard: closed, a plain step for comparison, or open
-    choose(load, proposals)                     chances of the drafts, cost of the step -> the best budget, perhaps 0
+    choose(load, proposals)                     worth of the drafts, cost of the step -> the best budget, perhaps 0
     record(step)                                seconds and accepted drafts: all three learn from them
 
 Of a class that is closed only some steps are asked about; in these drafts are looked at and not verified:
@@ -36,6 +36,8 @@ from quire.spec_decode.draft_budget import (
     counts_of,
     rank_drafts,
     rank_few,
+    worths,
+    worths_of_few,
 )
 from quire.spec_decode.draft_watch import MAX_INTERVAL, DraftWatch
 from quire.spec_decode.guard import Arm, DraftGuard
@@ -167,29 +169,29 @@ class SpeculationController:
             return np.zeros(len(counts), dtype=np.int32)
         bucket = bucket_of(load.num_decoding, load.num_other_tokens, load.max_seq_len)
         most = min(most, max(FIRST_TRIED, len(counts), self._costs.most_foreseen, 2 * self._costs.most_tried(bucket)))
-        chances, ranked = self._ranked(proposals)
+        worth, ranked = self._ranked(proposals)
         numbers = common_budgets(load.num_decoding, most)
         seconds = self._seconds(bucket, load.num_decoding, numbers)
         seconds[0] = self._costs.turned_down_seconds(bucket, load.num_decoding) + self._proposing_s(bucket)
-        best = best_budget(chances, load.num_decoding, numbers, seconds, self._newest_number)
+        best = best_budget(worth, load.num_decoding, numbers, seconds, self._newest_number)
         if best.num_drafts:
-            number = self._vary(bucket, load.num_decoding, chances, best, numbers)
+            number = self._vary(bucket, load.num_decoding, worth, best, numbers)
         else:
             number = self._probe(len(counts), numbers)
         self._newest_number = number
         return counts_of(ranked[:number], counts)
 
     def _ranked(self, proposals: Proposals) -> tuple[np.ndarray | list[float], np.ndarray | list[int]]:
-        """The chances of all drafts, the largest first, and which drafts they are of."""
+        """What all drafts are worth, the largest first, and which drafts these are."""
         if len(proposals.token_ids) <= FEW:
-            few = self._survival.chances_of_few(proposals)
+            few = worths_of_few(self._survival.chances_of_few(proposals), proposals.counts.tolist())
             if len(proposals.counts) == 1:
                 return few, list(range(len(few)))
             order = rank_few(few)
             return [few[number] for number in order], order
-        chances = self._survival.chances(proposals)
-        ranked = rank_drafts(chances)
-        return chances[ranked], ranked
+        worth = worths(self._survival.chances(proposals), proposals.counts)
+        ranked = rank_drafts(worth)
+        return worth[ranked], ranked
 
     def _seconds(self, bucket: LoadBucket, num_decoding: int, numbers: tuple[int, ...]) -> list[float]:
         """Of a step without drafts, and of steps with each of these numbers, the proposer's included."""
@@ -209,7 +211,7 @@ class SpeculationController:
         self,
         bucket: LoadBucket,
         num_decoding: int,
-        chances: np.ndarray | list[float],
+        worth: np.ndarray | list[float],
         best: DraftBudget,
         numbers: tuple[int, ...],
     ) -> int:
@@ -220,7 +222,7 @@ class SpeculationController:
         if self._num_drafted % VARY_INTERVAL:
             return best.num_drafts
         at, turn = numbers.index(best.num_drafts), self._num_drafted // VARY_INTERVAL
-        hoped = self._most_hoped(bucket, num_decoding, chances, best, numbers)
+        hoped = self._most_hoped(bucket, num_decoding, worth, best, numbers)
         if hoped:
             return hoped
         near = numbers[max(0, at - 1)], numbers[min(at + 1, len(numbers) - 1)]
@@ -233,7 +235,7 @@ class SpeculationController:
         self,
         bucket: LoadBucket,
         num_decoding: int,
-        chances: np.ndarray | list[float],
+        worth: np.ndarray | list[float],
         best: DraftBudget,
         numbers: tuple[int, ...],
     ) -> int:
@@ -253,7 +255,7 @@ class SpeculationController:
         proposing_s = self._proposing_s(bucket)
         plain_s = self._costs.turned_down_seconds(bucket, num_decoding) + proposing_s
         seconds = [plain_s, *(step_s + proposing_s for _, step_s in untried)]
-        hoped = best_budget(chances, num_decoding, [number for number, _ in untried], seconds)
+        hoped = best_budget(worth, num_decoding, [number for number, _ in untried], seconds)
         return hoped.num_drafts if hoped.gain > MIN_GAIN * best.gain else 0
 
     def _probe(self, num_rows: int, numbers: tuple[int, ...]) -> int:
@@ -274,19 +276,19 @@ class SpeculationController:
         # What a few rows show holds for all.
         scale = max(1, load.num_decoding // max(1, len(proposals.counts)))
         plain_s, _ = seconds = self._costs.decode_seconds(bucket, load.num_decoding, (1,))
-        number, num_right = 0, 0
+        number, gained = 0, 1.0
         if len(proposals.token_ids):
-            chances, ranked = self._ranked(proposals)
+            worth, ranked = self._ranked(proposals)
             budgets = common_budgets(load.num_decoding, scale * len(proposals.token_ids))
-            expected = np.repeat(chances, scale)
-            best = best_budget(expected, load.num_decoding, budgets, self._seconds(bucket, load.num_decoding, budgets))
+            of_all = np.repeat(worth, scale)
+            best = best_budget(of_all, load.num_decoding, budgets, self._seconds(bucket, load.num_decoding, budgets))
             number = best.num_drafts
             kept = counts_of(ranked[: -(-number // scale)], proposals.counts)
-            num_right = scale * int(np.minimum(kept, accepted).sum())
+            gained = math.exp(scale * np.log1p(np.minimum(kept, accepted)).sum() / load.num_decoding)
             self._survival.record(proposals, proposals.counts, accepted)
         if number:
             seconds = self._costs.decode_seconds(bucket, load.num_decoding, (number,))
-        watch.observe(plain_s * (1 + num_right / load.num_decoding), seconds[bool(number)] + self._proposing_s(bucket))
+        watch.observe(plain_s * gained, seconds[bool(number)] + self._proposing_s(bucket))
 
     def record(self, step: SpeculatedStep) -> None:
         """Learn from a step that was taken in."""

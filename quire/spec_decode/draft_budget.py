@@ -1,8 +1,11 @@
 """How many drafts a step verifies, and which: one budget over all rows, for the most expected tokens per second.
 
-Called by the draft controller. Functions without state. With n rows that decode, and the B drafts that are most likely
-to stand, a step is expected to give n + (sum of their chances) tokens in cost(B) seconds; B is where that is largest,
-and 0 unless it is better by MIN_GAIN. Chances never rise within a row, so the best B drafts are a prefix of each row's.
+Called by the draft controller. Functions without state. A row is expected to get 1 + (sum of its drafts' chances)
+tokens from a step of cost(B) seconds. What counts is the geometric mean of that over all rows (proportional fairness;
+Kelly, Maulloo and Tan 1998): with the mean of tokens fifteen rows would wait for the drafts of one, and a batch is done
+when its slowest row is. Of one row both are the same. So a draft is worth what it adds to the logarithm of its row's
+tokens; B is where the sum of the B largest worths over the number of rows, less the logarithm of cost(B), is largest,
+and 0 unless the gain is MIN_GAIN. Worths fall within a row, so the best B drafts are a prefix of each row's.
 
 Only some numbers are considered, as each takes time and its cost is to be learned: small ones, those with which the
 step has a common size, where costs may have steps, and all that there are.
@@ -10,6 +13,7 @@ step has a common size, where costs may have steps, and all that there are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -32,8 +36,8 @@ class DraftBudget(NamedTuple):
 
     Attributes:
         num_drafts: to verify, of all rows together.
-        gain: expected tokens per second over those of the step without drafts; the best there was, whether taken or
-            not; 1 = there is no better than none.
+        gain: expected tokens per second over those of the step without drafts, the geometric mean over all rows; the
+            best there was, whether taken or not; 1 = there is no better than none.
     """
 
     num_drafts: int
@@ -55,41 +59,67 @@ def _is_common(num_tokens: int) -> bool:
     return num_tokens >> shift in COMMON_EIGHTHS and num_tokens & ((1 << shift) - 1) == 0
 
 
+def worths(chances: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[num_drafts] what each draft adds to the logarithm of the expected tokens of its row; falling within a row.
+
+    Args:
+        chances: [num_drafts] that each stands, together with all before it in its row.
+        counts: [num_rows] drafts of each row.
+    """
+    sums = np.cumsum(chances)
+    starts = np.cumsum(counts) - counts
+    of_rows = np.repeat(np.concatenate(([0.0], sums))[starts], counts)  # the sum before each row
+    found: np.ndarray = np.log1p(chances / (1.0 + sums - chances - of_rows))
+    return found
+
+
+def worths_of_few(chances: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """`worths`, draft by draft."""
+    found, at = list[float](), 0
+    for count in counts:
+        expected = 1.0
+        for chance in chances[at : at + count]:
+            found.append(math.log1p(chance / expected))
+            expected += chance
+        at += count
+    return found
+
+
 def best_budget(
-    chances: Sequence[float] | np.ndarray,
+    worths: Sequence[float] | np.ndarray,
     num_decoding: int,
     numbers: Sequence[int],
     seconds: Sequence[float],
     newest: int = 0,
 ) -> DraftBudget:
-    """The best of some numbers of drafts, of those that are likeliest to stand.
+    """The best of some numbers of drafts, of those that are worth most.
 
     Args:
-        chances: [num_drafts] that each stands, together with all before it in its row; falling.
-        num_decoding: tokens that the step gives without any, at least 1.
+        worths: [num_drafts] of each; falling.
+        num_decoding: rows that decode, those without drafts included; at least 1.
         numbers: of drafts, at least 1 and at most `num_drafts` each.
         seconds: of the step with none, then with each of `numbers`; positive.
         newest: number that the step before had, if any: another one must be better by MIN_SWITCH.
     """
-    expected = np.cumsum(chances).tolist() if isinstance(chances, np.ndarray) else list(accumulate(chances))
+    sums = np.cumsum(worths).tolist() if isinstance(worths, np.ndarray) else list(accumulate(worths))
     best, best_rate, best_weighed = 0, 0.0, 0.0
     for number, step_s in zip(numbers, seconds[1:], strict=True):
-        rate = (num_decoding + expected[number - 1]) / step_s
+        rate = math.exp(sums[number - 1] / num_decoding) / step_s
         weighed = MIN_SWITCH * rate if number == newest else rate
         if weighed > best_weighed:
             best, best_rate, best_weighed = number, rate, weighed
-    gain = best_rate * seconds[0] / num_decoding
+    gain = best_rate * seconds[0]
     return DraftBudget(best if gain > MIN_GAIN else 0, max(gain, 1.0))
 
 
-def rank_drafts(chances: np.ndarray) -> np.ndarray:
-    """[num_drafts] intp; the drafts from the likeliest to the least likely, in each row the first ones first."""
-    return np.argsort(-chances, kind="stable")
+def rank_drafts(worths: np.ndarray) -> np.ndarray:
+    """[num_drafts] intp; drafts, the one worth most first, in each row the first ones first."""
+    return np.argsort(-worths, kind="stable")
 
 
-def rank_few(chances: Sequence[float]) -> list[int]:
+def rank_few(worths: Sequence[float]) -> list[int]:
     """`rank_drafts` of a few."""
-    return sorted(range(len(chances)), key=lambda number: -chances[number])
+    return sorted(range(len(worths)), key=lambda number: -worths[number])
 
 
 def counts_of(chosen: np.ndarray | list[int], counts: np.ndarray) -> np.ndarray:

