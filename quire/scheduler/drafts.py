@@ -47,8 +47,8 @@ class _Drafted:
 
     Attributes:
         rows: [num_rows] intp; those of `proposals`.
-        between_s: from when the step before it was taken in until drafting began: outputs, new requests and scheduling;
-            None = the step before it was still under way.
+        between_s: from when the step before it was taken in (and recorded, if it was plain) until drafting began:
+            outputs, new requests and scheduling; None = the step before it was still under way.
         planned_s: when it was planned.
     """
 
@@ -120,6 +120,7 @@ class Drafts:
             self._num_to_skip -= 1
             self._drafted[number] = None
             return
+        start = self._clock()
         decoding = self._decoding(plan, rows)
         if not len(decoding):
             return
@@ -131,7 +132,6 @@ class Drafts:
             num_left=min(plan.budget.num_left, self._most_drafts),
         )  # fmt: skip
         most = load.num_left
-        start = self._clock()
         # Not below 0: the clock may be the thread's, and another one may run this step.
         between_s = max(0.0, start - self._newest_taken_s) if self._newest_taken == number - 1 else None
         drafted = self._drafted[number] = _Drafted(load, _NO_ROWS, between_s)
@@ -273,6 +273,8 @@ class Drafts:
                 is_capture=is_capture,
             )
         )  # fmt: skip
+        if drafted.proposals is None:
+            self._newest_taken_s = self._clock()  # plain decoding has nothing to record
 
     def _whole_seconds(self, drafted: _Drafted, computing_s: float | None) -> float:
         """Of a step that was just taken in, the proposer left out: from the step before it, as far as that is known.

@@ -293,6 +293,33 @@ def test_a_step_lasts_from_the_one_before_it_but_the_engine_may_wait_between_the
     assert [taken.seconds for taken in controller.steps] == [0.375, 0.375, 0.5]
 
 
+class Slow(Two):
+    """It takes time to be asked, and to record a step."""
+
+    def most_tokens(self, num_rows: int, num_other_tokens: int, max_seq_len: int) -> int:
+        self.now_s += 0.125
+        return self.most
+
+    def record(self, step: SpeculatedStep) -> None:
+        super().record(step)
+        self.now_s += 0.125
+
+
+@pytest.mark.parametrize(("most", "seconds"), [(0, [0.375] * 3), (5, [0.375, 0.5, 0.5])])
+def test_what_a_controller_takes_counts_for_steps_with_drafts_alone(most: int, seconds: list[float]):
+    """Plain decoding has no controller: steps for comparison would else make drafts seem to gain."""
+    controller = Slow(most)
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
+    engine.duration = controller.pass_quarter
+    engine.add(make_request(0, 5, max_tokens=20))
+    engine.step()
+    for _ in range(3):
+        controller.now_s += 0.125
+        engine.step()
+    assert [taken.seconds for taken in controller.steps] == seconds
+    assert [taken.proposing_s for taken in controller.steps] == [0.125 if most else 0.0] * 3
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_step_has_no_more_drafts_than_memory_for_their_logits_is_planned(adaptive):
     controller = All() if adaptive else None
