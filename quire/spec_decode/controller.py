@@ -289,6 +289,8 @@ class SpeculationController:
         if number:
             seconds = self._costs.decode_seconds(bucket, load.num_decoding, (number,))
         watch.observe(plain_s * gained, seconds[bool(number)] + self._proposing_s(bucket))
+        rest_s = watch.pause_s(plain_s, may_hurry=self._guard.may_trust(bucket))
+        watch.rest_s = min(watch.rest_s, rest_s)
 
     def record(self, step: SpeculatedStep) -> None:
         """Learn from a step that was taken in."""

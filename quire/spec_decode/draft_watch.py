@@ -21,8 +21,10 @@ PLANNING_S = 0.0004
 # Steps between two looks, of any class.
 MIN_INTERVAL, MAX_INTERVAL = 16, 1024
 # So many looks make an estimate, of which the newest counts for NEWEST_SHARE; until then, and where it is MIN_PROMISE,
-# they come so many times as often, if a look takes less than so many steps.
-ENOUGH, NEWEST_SHARE, HURRY, SHORT_LOOK = 3, 0.25, 8, 2.0
+# they come so many times as often, if a look takes less than so many steps. So they do behind one that alone was a
+# STRONG_PROMISE, where those before it were none: a text that has begun to repeat is found by the next ones, and a
+# lucky look costs one more.
+ENOUGH, NEWEST_SHARE, HURRY, SHORT_LOOK, STRONG_SHORT_LOOK = 3, 0.25, 8, 2.0, 8.0
 # One look counts for no more than this.
 MOST_GAIN = 2.5
 # What is a promise, and what a strong one; there must be a gain at the estimate less so many standard errors, too: of a
@@ -39,6 +41,7 @@ class DraftWatch:
         num_looks: that the estimate is made of.
         gained, squares, seen: sums of the gains of late looks, of their squares, and of their number.
         look_s: what a look takes, with planning it.
+        newest_gain: of the newest look.
         rest_s: seconds after a look, of this class or another one, before the next one at drafts of this class.
     """
 
@@ -46,6 +49,7 @@ class DraftWatch:
     gained: float = 0.0
     squares: float = 0.0
     seen: float = 0.0
+    newest_gain: float = 0.0
     look_s: float = PLANNING_S
     rest_s: float = 0.0
     _newest_s: float = 0.0
@@ -82,7 +86,7 @@ class DraftWatch:
         """Drafts would have given in `seconds` what plain steps give in `plain_s`."""
         self.num_looks += 1
         kept = 1.0 - NEWEST_SHARE
-        gain = min(plain_s / seconds, MOST_GAIN)  # each look counts the same
+        self.newest_gain = gain = min(plain_s / seconds, MOST_GAIN)  # each look counts the same
         self.gained, self.seen = kept * self.gained + gain, kept * self.seen + 1.0
         self.squares = kept * self.squares + gain * gain
 
@@ -94,7 +98,7 @@ class DraftWatch:
 
     def disappoint(self, ratio: float) -> None:
         """A trial has shown this ratio: what was seen before is no promise any more."""
-        self.num_looks, self.gained, self.seen = 0, min(ratio, 1.0), 1.0
+        self.num_looks, self.gained, self.seen, self.newest_gain = 0, min(ratio, 1.0), 1.0, 0.0
         self.squares = self.gained * self.gained
 
     def pause_s(self, step_s: float, *, may_hurry: bool) -> float:
@@ -103,6 +107,9 @@ class DraftWatch:
         if self.num_looks >= ENOUGH and self.ratio < BEARABLE:
             share = HOPELESS_SHARE
         pause_s = min(max(self.look_s / share, MIN_INTERVAL * step_s), MAX_INTERVAL * step_s)
-        if may_hurry and self.look_s < SHORT_LOOK * step_s and (self.num_looks < ENOUGH or self.ratio >= MIN_PROMISE):
+        is_few = self.num_looks < ENOUGH
+        is_strong = not is_few and self.newest_gain >= STRONG_PROMISE and self.promise is Promise.NONE
+        is_wanted = is_few or is_strong or self.ratio >= MIN_PROMISE
+        if may_hurry and is_wanted and self.look_s < (STRONG_SHORT_LOOK if is_strong else SHORT_LOOK) * step_s:
             pause_s /= HURRY
         return pause_s

@@ -138,3 +138,22 @@ def test_few_drafts_have_the_chances_that_they_have_among_many():
         accepted = np.minimum(rng.integers(0, 6, 4), kept).astype(np.int32)
         few.record(small, kept, accepted)
         many.record(large, np.append(kept, 0), np.append(accepted, 0))
+
+
+def test_behind_a_look_that_is_right_where_those_before_were_wrong_the_next_ones_come_soon():
+    watch = DraftWatch()
+    for _ in range(ENOUGH):
+        watch.observe(0.5, 1.0)
+    watch.note_time(0.002)  # a look takes more than SHORT_LOOK of these steps
+    rare_s = watch.pause_s(0.001, may_hurry=True)
+    num_looks = 0
+    while not watch.promise:
+        watch.observe(2.5, 1.0)
+        num_looks += 1
+        if not watch.promise:
+            assert watch.pause_s(0.001, may_hurry=True) < rare_s / 3
+            assert watch.pause_s(0.001, may_hurry=False) > rare_s / 3
+    assert 2 <= num_looks <= 4
+    watch.disappoint(0.9)
+    watch.observe(2.5, 1.0)
+    assert watch.pause_s(0.001, may_hurry=True) == watch.pause_s(0.001, may_hurry=False), "looks have promised before"
