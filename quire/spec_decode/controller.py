@@ -36,7 +36,7 @@ from quire.spec_decode.draft_budget import (
     counts_of,
     rank_drafts,
     rank_few,
-    worths,
+    worths_of,
     worths_of_few,
 )
 from quire.spec_decode.draft_watch import MAX_INTERVAL, DraftWatch
@@ -189,7 +189,7 @@ class SpeculationController:
                 return few, list(range(len(few)))
             order = rank_few(few)
             return [few[number] for number in order], order
-        worth = worths(self._survival.chances(proposals), proposals.counts)
+        worth = worths_of(self._survival.chances(proposals), proposals.counts)
         ranked = rank_drafts(worth)
         return worth[ranked], ranked
 
@@ -289,6 +289,7 @@ class SpeculationController:
         if number:
             seconds = self._costs.decode_seconds(bucket, load.num_decoding, (number,))
         watch.observe(plain_s * gained, seconds[bool(number)] + self._proposing_s(bucket))
+        # What was set when the look was recorded did not have its outcome.
         rest_s = watch.pause_s(plain_s, may_hurry=self._guard.may_trust(bucket))
         watch.rest_s = min(watch.rest_s, rest_s)
 

@@ -59,7 +59,7 @@ def _is_common(num_tokens: int) -> bool:
     return num_tokens >> shift in COMMON_EIGHTHS and num_tokens & ((1 << shift) - 1) == 0
 
 
-def worths(chances: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def worths_of(chances: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """[num_drafts] what each draft adds to the logarithm of the expected tokens of its row; falling within a row.
 
     Args:
@@ -74,7 +74,7 @@ def worths(chances: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def worths_of_few(chances: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """`worths`, draft by draft."""
+    """`worths_of`, draft by draft."""
     found, at = list[float](), 0
     for count in counts:
         expected = 1.0

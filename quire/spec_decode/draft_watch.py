@@ -40,8 +40,8 @@ class DraftWatch:
     Attributes:
         num_looks: that the estimate is made of.
         gained, squares, seen: sums of the gains of late looks, of their squares, and of their number.
-        look_s: what a look takes, with planning it.
         newest_gain: of the newest look.
+        look_s: what a look takes, with planning it.
         rest_s: seconds after a look, of this class or another one, before the next one at drafts of this class.
     """
 

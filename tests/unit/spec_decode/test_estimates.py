@@ -7,7 +7,7 @@ import pytest
 
 from quire.core.drafts import Proposals
 from quire.spec_decode.cost_table import ENOUGH_TRIALS, KNOTS, CostTable, LearnedCurve
-from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts, worths, worths_of_few
+from quire.spec_decode.draft_budget import best_budget, counts_of, rank_drafts, worths_of, worths_of_few
 from quire.spec_decode.load import bucket_of
 from quire.spec_decode.survival import Survival
 
@@ -167,7 +167,7 @@ def test_other_sources_matches_and_scores_are_others(other: dict[str, float]):
 
 def test_the_drafts_that_are_worth_most_are_chosen_of_all_rows():
     chances, counts = np.array([0.9, 0.8, 0.1, 0.3, 0.95]), np.array([3, 1, 1])
-    worth = worths(chances, counts)
+    worth = worths_of(chances, counts)
     ranked = rank_drafts(worth)
     best = best_budget(worth[ranked], 3, range(1, 6), [1.0, 1.1, 1.2, 1.3, 1.9, 2.6])
     assert best.num_drafts == 3 and best.gain == pytest.approx((2.7 * 1.0 * 1.95) ** (1 / 3) / 1.3)
@@ -182,15 +182,15 @@ def test_of_one_row_expected_tokens_count():
 def test_other_rows_do_not_wait_for_the_drafts_of_one():
     """Eight drafts that are all but certain give half as many tokens again, and 15 rows a third fewer in a second."""
     rows, seconds = np.array([8] + 15 * [0]), [0.026, 0.035]
-    assert best_budget(worths(np.full(8, 0.98), rows), 16, [8], seconds).num_drafts == 0
-    assert best_budget(worths(np.full(8, 0.98), rows), 16, [8], [0.026, 0.0275]).num_drafts == 8
-    assert best_budget(worths(np.full(8, 0.98), np.array(8 * [1] + 8 * [0])), 16, [8], seconds).num_drafts == 8
+    assert best_budget(worths_of(np.full(8, 0.98), rows), 16, [8], seconds).num_drafts == 0
+    assert best_budget(worths_of(np.full(8, 0.98), rows), 16, [8], [0.026, 0.0275]).num_drafts == 8
+    assert best_budget(worths_of(np.full(8, 0.98), np.array(8 * [1] + 8 * [0])), 16, [8], seconds).num_drafts == 8
 
 
 @pytest.mark.parametrize("counts", [[3], [0, 4, 1, 0], [2, 5, 3], [0]])
 def test_what_drafts_are_worth_is_the_same_one_by_one_and_at_once(counts: list[int]):
     chances = np.concatenate([np.cumprod(np.linspace(0.9, 0.5, count)) for count in counts])
-    assert worths(chances, np.array(counts)) == pytest.approx(worths_of_few(chances.tolist(), counts))
+    assert worths_of(chances, np.array(counts)) == pytest.approx(worths_of_few(chances.tolist(), counts))
 
 
 def test_a_gain_below_three_percent_is_not_taken():
