@@ -1,4 +1,4 @@
-"""How many drafts a step verifies, and which: one budget over all rows, for the most expected tokens per second.
+"""How many drafts a step verifies, and which: one budget over all rows, for the most tokens per second.
 
 Called by the draft controller. Functions without state. A row is expected to get 1 + (sum of its drafts' chances)
 tokens from a step of cost(B) seconds. What counts is the geometric mean of that over all rows (proportional fairness;

@@ -216,6 +216,17 @@ class All(Two):
         return np.clip(load.num_left - before, 0, proposals.counts).astype(np.int32)
 
 
+def run_apart(controller: Two, *between_s: float) -> None:
+    """A prompt, and so many steps of 0.25 s behind it, each after a time in which nothing runs."""
+    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
+    engine.duration = controller.pass_quarter
+    engine.add(make_request(0, 5, max_tokens=40))
+    engine.step()
+    for seconds in between_s:
+        controller.now_s += seconds
+        engine.step()
+
+
 def test_a_controller_says_how_many_drafts_are_verified_and_is_given_what_became_of_them():
     controller = Two()
     engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
@@ -253,13 +264,7 @@ def test_a_controller_that_has_closed_a_load_is_asked_again_after_some_steps_or_
 
 def test_steps_that_are_not_asked_about_count_with_what_usually_lies_between_steps():
     controller = Two(most=0, skips=3)
-    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
-    engine.duration = controller.pass_quarter
-    engine.add(make_request(0, 5, max_tokens=40))
-    engine.step()
-    for _ in range(13):
-        controller.now_s += 0.125
-        engine.step()
+    run_apart(controller, *13 * [0.125])
     assert [taken.seconds for taken in controller.steps] == [0.375] * 4
     assert controller.skipped == [(3, 3 * 0.375)] * 3
 
@@ -283,13 +288,7 @@ def test_what_a_model_took_to_draft_in_a_step_is_the_proposers_time_and_not_the_
 
 def test_a_step_lasts_from_the_one_before_it_but_the_engine_may_wait_between_them():
     controller = Two()
-    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
-    engine.duration = controller.pass_quarter
-    engine.add(make_request(0, 5, max_tokens=20))
-    engine.step()
-    for between_s in (0.125, 0.125, 100.0):
-        controller.now_s += between_s
-        engine.step()
+    run_apart(controller, 0.125, 0.125, 100.0)
     assert [taken.seconds for taken in controller.steps] == [0.375, 0.375, 0.5]
 
 
@@ -309,13 +308,7 @@ class Slow(Two):
 def test_what_a_controller_takes_counts_for_steps_with_drafts_alone(most: int, seconds: list[float]):
     """Plain decoding has no controller: steps for comparison would else make drafts seem to gain."""
     controller = Slow(most)
-    engine = Engine(make_scheduler(proposer=Guesses(num_drafts=4, num_right=1), controller=controller))
-    engine.duration = controller.pass_quarter
-    engine.add(make_request(0, 5, max_tokens=20))
-    engine.step()
-    for _ in range(3):
-        controller.now_s += 0.125
-        engine.step()
+    run_apart(controller, 0.125, 0.125, 0.125)
     assert [taken.seconds for taken in controller.steps] == seconds
     assert [taken.proposing_s for taken in controller.steps] == [0.125 if most else 0.0] * 3
 

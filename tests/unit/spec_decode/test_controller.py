@@ -134,7 +134,7 @@ def test_drafts_that_become_good_are_found_to_be():
     assert played.ratio > 2.0
 
 
-@pytest.mark.parametrize(("chance", "least"), [(0.35, 0.98), (0.5, 1.0)])
+@pytest.mark.parametrize(("chance", "least"), [(0.35, 0.985), (0.5, 1.01)])
 def test_small_gains_are_taken_and_losses_avoided_on_a_machine_that_changes_its_speed(chance: float, least: float):
     """Steps take now 1.0, now 1.4 of what they do, as on a machine that others use, too."""
     drafter = Drafter(lambda step: chance, score=0.6, length=8, seconds=0.0003)

@@ -156,4 +156,4 @@ def test_behind_a_look_that_is_right_where_those_before_were_wrong_the_next_ones
     assert 2 <= num_looks <= 4
     watch.disappoint(0.9)
     watch.observe(2.5, 1.0)
-    assert watch.pause_s(0.001, may_hurry=True) == watch.pause_s(0.001, may_hurry=False), "looks have promised before"
+    assert watch.pause_s(0.001, may_hurry=True) == watch.pause_s(0.001, may_hurry=False), "a few looks prove nothing"

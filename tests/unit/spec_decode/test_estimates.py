@@ -180,7 +180,7 @@ def test_of_one_row_expected_tokens_count():
 
 
 def test_other_rows_do_not_wait_for_the_drafts_of_one():
-    """Eight drafts that are all but certain give half as many tokens again, and 15 rows a third fewer in a second."""
+    """Eight drafts that are all but certain give half as many tokens again, and 15 rows a quarter fewer in a second."""
     rows, seconds = np.array([8] + 15 * [0]), [0.026, 0.035]
     assert best_budget(worths_of(np.full(8, 0.98), rows), 16, [8], seconds).num_drafts == 0
     assert best_budget(worths_of(np.full(8, 0.98), rows), 16, [8], [0.026, 0.0275]).num_drafts == 8
