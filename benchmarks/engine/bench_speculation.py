@@ -6,17 +6,19 @@
     python -m benchmarks.engine.bench_speculation --targets leaf --kinds stories --methods eagle --concurrency 1
     python -m benchmarks.engine.bench_speculation --step-cost --against ../before
 
-A cell is a target, a format of weights, a number of requests at once and a kind of text (`benchmarks/texts.py`). Two
-engines of one process, plain and speculating, answer the same fresh requests for `--cell-seconds`, in turns of some
-steps; a cell's figure is all plain seconds over all speculating seconds, so trials that lose and are rare count, and
-the median of the rounds stands beside it. Method `off` compares plain decoding with itself: how far figures go apart by
-chance. Prompts are in the prefix cache, so that decoding is what is timed. Kind "stories" is what the model writes by
-itself, greedily, up to where it ends; all other texts are given (`given_texts`). Other methods are those of
-`speculative_config`, and `oracle:0.7`: drafts from the given text, each right with that probability, so that the
-controller is measured alone. Token ids of both engines must be equal.
+A cell is a target, a format of weights, a number of requests at once and a kind of text (`benchmarks/texts.py`). Three
+engines of one process, one speculating and two plain, answer the same fresh requests for `--cell-seconds`, in turns of
+some steps; a cell's figure is the mean of all plain seconds over all speculating seconds, so trials that lose and are
+rare count. Beside it stand its standard error, from the rounds, and the two plain engines' seconds over each other: how
+far figures go apart by chance. Prompts are in the prefix cache, so that decoding is what is timed. Kind "stories" is
+what the model writes by itself, greedily, up to where it ends; all other texts are given (`given_texts`). Method
+"default" is what an engine does with no setting; others are those of `speculative_config`, and `oracle:0.7`: drafts
+from the given text, each right with that probability, so that the controller is measured alone. Token ids of all
+engines must be equal.
 
 With `--results FILE` each cell is added to a file when it is done, and those that are in it are not run again. The last
-lines are a table for docs/LOG.md and the worst cell's figure.
+lines are a table for docs/LOG.md, how many cells are certainly under BAR (by two standard errors), and the worst
+cell's figure.
 
 `--step-cost` compares schedule and update, and whole steps of `leaf`, of this tree with those of another one, in turn,
 with nothing configured (`benchmarks/engine/step_cost.py`).
@@ -27,6 +29,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import random
 import statistics
 import sys
@@ -53,6 +56,9 @@ MIN_ROUNDS = 2
 # steps at least, as an engine counts what goes between its own steps.
 TURN_S, TURN_STEPS = 0.03, 8
 DONE = object()
+ARMS = ("plain", "speculating", "again")  # the last one is plain, too
+BAR = 0.98
+DEFAULT = "default"
 # A story of `leaf` has some 60 tokens: a round has several, one after the other.
 STORIES_IN_TURN = 4
 
@@ -92,24 +98,38 @@ class Figures:
     """What was measured of a cell, in rounds.
 
     Attributes:
-        plain_s, speculating_s: of each round.
+        plain_s, speculating_s, again_s: of each round, by the engines of ARMS.
         num_tokens, num_steps: of all rounds; tokens of one of the requests at once, steps of the speculating engine.
     """
 
     plain_s: list[float] = dataclasses.field(default_factory=list)
     speculating_s: list[float] = dataclasses.field(default_factory=list)
+    again_s: list[float] = dataclasses.field(default_factory=list)
     num_tokens: int = 0
     num_steps: int = 0
 
     @property
     def ratio(self) -> float:
         """Plain seconds over speculating seconds, of all rounds together."""
-        return sum(self.plain_s) / sum(self.speculating_s)
+        return statistics.mean((sum(self.plain_s), sum(self.again_s))) / sum(self.speculating_s)
 
     @property
-    def median(self) -> float:
-        """Of the rounds' ratios."""
-        return statistics.median(a / b for a, b in zip(self.plain_s, self.speculating_s, strict=True))
+    def error(self) -> float:
+        """Standard error of `ratio`, from how far single rounds are from it."""
+        rounds = zip(self.plain_s, self.again_s, self.speculating_s, strict=True)
+        squares = sum((statistics.mean((plain, again)) - self.ratio * own) ** 2 for plain, again, own in rounds)
+        count = len(self.plain_s)
+        return math.sqrt(squares * count / (count - 1)) / sum(self.speculating_s)
+
+    @property
+    def chance(self) -> float:
+        """What plain decoding came to, compared with itself."""
+        return sum(self.plain_s) / sum(self.again_s)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether drafts were certainly slower than BAR allows."""
+        return self.ratio + 2.0 * self.error < BAR
 
 
 def make_requests(llm: LLM, cell: Cell, rng: random.Random) -> list[Request]:
@@ -193,15 +213,17 @@ def run_cell(cell: Cell, arms: dict[str, LLM], cell_seconds: float, clock: Clock
         groups = [make_requests(arms["plain"], cell, rng) for _ in range(num_in_turn)]
         given = [(one.prompt, one.text) for group in groups for one in group if one.text is not None]
         give_texts(given)
-        names = ("plain", "speculating") if number % 2 else ("speculating", "plain")
+        first = number % len(ARMS)
+        names = ARMS[first:] + ARMS[:first]
         engines = [arms[name] for name in names]
         answer_in_turns(engines, groups, 1, clock)  # prompts into the prefix cache
         answers = dict(zip(names, answer_in_turns(engines, groups, cell.output_len, clock), strict=True))
-        plain, speculating = answers["plain"], answers["speculating"]
+        plain, speculating, again = (answers[name] for name in ARMS)
         assert plain.token_ids == speculating.token_ids, f"{cell}: drafts changed an answer"
         if number:
             figures.plain_s.append(plain.seconds)
             figures.speculating_s.append(speculating.seconds)
+            figures.again_s.append(again.seconds)
             figures.num_tokens += sum(map(len, plain.token_ids)) // cell.num_reqs
             figures.num_steps += speculating.num_steps
         number += 1
@@ -209,13 +231,15 @@ def run_cell(cell: Cell, arms: dict[str, LLM], cell_seconds: float, clock: Clock
 
 
 def make_arms(cell: Cell, args: argparse.Namespace) -> dict[str, LLM]:
-    """Both engines for cells of this target, format and method."""
+    """The engines for cells of this target, format and method."""
     model = cell.target if cell.target == "leaf" else str(args.checkpoints / cell.target)
     settings = {"quantization": FORMATS[cell.format], "num_threads": args.num_threads}
     given = {name: value for name, value in settings.items() if value is not None}
     drafting: Any = {"method": cell.method.split("+"), "enable_adaptive_verification": not args.always}
-    if cell.method == "off" or cell.method.startswith("oracle:"):
+    if cell.method.startswith("oracle:"):
         drafting = "off"
+    if cell.method == DEFAULT:
+        drafting = None
     if args.heads is not None:
         drafting = {**drafting, "model": str(args.heads)} if isinstance(drafting, dict) else drafting
     if args.tree is not None:
@@ -227,7 +251,7 @@ def make_arms(cell: Cell, args: argparse.Namespace) -> dict[str, LLM]:
             kv_cache_memory_bytes=int(args.kv_cache_gib * 2**30), speculative_config=speculative, **given,
         )  # fmt: skip
 
-    arms = {"plain": make("off")}
+    arms = {"plain": make("off"), "again": make("off")}
     with proposing(cell.method):
         arms["speculating"] = make(drafting)
     return arms
@@ -284,8 +308,8 @@ def print_cell(cell: Cell, figures: Figures) -> None:
     per_step = figures.num_tokens / figures.num_steps
     rate = cell.num_reqs * figures.num_tokens / sum(figures.plain_s)
     print(
-        f"{cell} {figures.ratio:6.3f} (median of {len(figures.plain_s)} rounds {figures.median:.3f}), "
-        f"{per_step:.2f} tokens a step, plain {rate:.0f} tokens/s",
+        f"{cell} {figures.ratio:6.3f} +- {figures.error:.3f} ({len(figures.plain_s)} rounds; plain with itself "
+        f"{figures.chance:.3f}), {per_step:.2f} tokens a step, plain {rate:.0f} tokens/s",
         flush=True,
     )
 
@@ -306,7 +330,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--targets", default="leaf,qwen-0.5b", help="leaf, or names of benchmarks/checkpoints.py")
     parser.add_argument("--checkpoints", type=Path, default=Path("build/checkpoints"))
     parser.add_argument("--formats", default=",".join(FORMATS))
-    parser.add_argument("--methods", default="suffix", help="suffix, suffix+draft_model, oracle:0.7, ...")
+    parser.add_argument("--methods", default=DEFAULT, help="default, suffix, suffix+draft_model, oracle:0.7, ...")
     parser.add_argument("--always", action="store_true", help="verify every draft: there is no controller")
     parser.add_argument("--heads", type=Path, help="a directory of the draft model or heads of the method")
     parser.add_argument("--tree", help="paths that the method's heads draft, as of speculative_token_tree")
@@ -343,6 +367,9 @@ def main() -> int:
     print("\nfrom the best cell to the worst:")
     for cell, figures in sorted(results.items(), key=lambda item: -item[1].ratio):
         print_cell(cell, figures)
+    chances = [figures.chance for figures in results.values()]
+    num_slower = sum(figures.is_slower for figures in results.values())
+    print(f"plain with itself {min(chances):.3f} to {max(chances):.3f}; cells certainly under {BAR}: {num_slower}")
     print(f"{min(figures.ratio for figures in results.values()):.3f}")
     return 0
 
