@@ -173,6 +173,12 @@ class QuireConfig:
         return 0 if speculative is None else speculative.num_tokens
 
     @property
+    def max_step_drafts(self) -> int | None:
+        """Most draft tokens of a step, if that is configured."""
+        speculative = self.speculative
+        return None if speculative is None else speculative.max_step_draft_tokens
+
+    @property
     def kv_transfer(self) -> KVTransferConfig | None:
         """The KV connector; None = there is none."""
         return self.transfer.connector

@@ -57,6 +57,10 @@ class SpeculativeConfig:
         None, "Most draft tokens of a request in a step. Default by method: ngram 8, suffix 24, medusa 6, mtp 1, "
         "others 4; the larger one of two.", minimum=1, maximum=MAX_TOKENS,
     )  # fmt: skip
+    max_step_draft_tokens: int | None = setting(
+        None, "Most draft tokens of all requests in a step; memory for their logits is set aside at the start. "
+        "Default: two for each of max_num_seqs, and 128 at least.", minimum=1,
+    )  # fmt: skip
     model: str | None = setting(
         None, "Directory or name of the draft model or of the heads. Default: what lies in the target's own directory, "
         "in draft, eagle, eagle3 or medusa.",

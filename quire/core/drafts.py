@@ -31,9 +31,13 @@ DRAFTS_PER_REQUEST = 2
 """Drafts that a step has room for, per request that may run: where many run, long drafts are for few of them."""
 
 
-def most_drafts(max_num_seqs: int) -> int:
-    """Drafts that a step has room for, at least those of one request: memory for their logits is planned by this."""
-    return max(MAX_TOKENS, DRAFTS_PER_REQUEST * max_num_seqs)
+def most_drafts(max_num_seqs: int, asked: int | None = None) -> int:
+    """Drafts that a step has room for: memory for their logits is planned by this.
+
+    Args:
+        asked: `SpeculativeConfig.max_step_draft_tokens`; None = those of one request at least.
+    """
+    return max(MAX_TOKENS, DRAFTS_PER_REQUEST * max_num_seqs) if asked is None else asked
 
 
 @dataclass(frozen=True, slots=True)

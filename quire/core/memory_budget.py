@@ -32,17 +32,21 @@ WEIGHT_BYTES: Mapping[str | None, tuple[float, float | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step: requests, tokens, tokens of one request, and drafts among these; 0 = there are none."""
+    """The largest step: requests, tokens, tokens of one request, drafts of one request (0 = there are none) and of all
+    (None = `core.drafts.most_drafts`).
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     num_drafts: int = 0
+    max_step_drafts: int | None = None
 
     @property
     def max_num_logits(self) -> int:
         """Most rows of logits of a step."""
-        num_drafts = min(self.max_num_seqs * self.num_drafts, most_drafts(self.max_num_seqs))
+        most = most_drafts(self.max_num_seqs, self.max_step_drafts)
+        num_drafts = min(self.max_num_seqs * self.num_drafts, most)
         return min(self.max_num_seqs + num_drafts, self.max_num_batched_tokens)
 
 

@@ -203,7 +203,7 @@ def _plan_memory(config: QuireConfig, executor: Executor) -> SchedulerSetup:
     )  # fmt: skip
     return SchedulerSetup(
         scheduler=config.scheduler, cache=config.cache, kv_cache=kv_cache_config, max_model_len=max_len,
-        max_steps_in_flight=depth, waits_for_tokens=depth > 1,
+        max_step_drafts=config.max_step_drafts, max_steps_in_flight=depth, waits_for_tokens=depth > 1,
     )  # fmt: skip
 
 

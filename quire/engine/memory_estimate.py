@@ -76,6 +76,7 @@ def estimate_memory(config: QuireConfig, free_bytes: int, drafter: Path | None, 
     limits = StepLimits(
         max_num_seqs=scheduler.max_num_seqs or 1, max_num_batched_tokens=scheduler.max_num_batched_tokens or 1,
         max_model_len=config.max_model_len, num_drafts=config.num_draft_tokens,
+        max_step_drafts=config.max_step_drafts,
     )  # fmt: skip
     item, kv_item = DTYPE_BYTES[config.model.dtype], DTYPE_BYTES[cache.kv_cache_dtype]
     quantization = config.model.quantization

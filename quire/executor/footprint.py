@@ -53,6 +53,7 @@ def footprint_of(config: QuireConfig, kv_share_bytes: int, *, is_stored: bool = 
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens or config.max_model_len,
         max_model_len=config.max_model_len,
         num_drafts=config.num_draft_tokens,
+        max_step_drafts=config.max_step_drafts,
     )
     file_bytes = weight_file_bytes(Path(config.model_path))
     weights = estimate_weights_bytes(config.arch, config.max_model_len, dtype_bytes, config.model.quantization)

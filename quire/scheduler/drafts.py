@@ -67,6 +67,7 @@ class Drafts:
         proposer: None = there are never any.
         controller: says how many are verified; None = all that are proposed and find room. Times are on its clock, not
             the scheduler's, whose readings are recorded.
+        max_step_drafts: as in `SchedulerSetup`.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Drafts:
         controller: DraftController | None,
         table: RequestTable,
         kv: KVCacheManager,
+        max_step_drafts: int | None = None,
     ) -> None:
         # Methods, not objects: a recording of the scheduler's state leaves functions out.
         self._begin = None if proposer is None else proposer.begin
@@ -94,7 +96,7 @@ class Drafts:
         self._table = table
         self._kv = kv
         self._clock = time.perf_counter if controller is None else controller.clock
-        self._most_drafts = most_drafts(len(table.num_tokens))
+        self._most_drafts = most_drafts(len(table.num_tokens), max_step_drafts)
         self._drafted: dict[int, _Drafted | None] = {}  # None = the controller was not asked
         self._num_to_skip = self._num_tokens_skipped = self._num_to_repeat = 0
         self._num_taken, self._taken_s = 0, 0.0

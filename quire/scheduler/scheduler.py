@@ -72,7 +72,7 @@ class Scheduler:
         gates: further reasons for which a waiting request must wait.
         proposer, controller: of drafts, and of how many are verified; None = there are none, all that find room.
         tier: where keys and values are kept beside the cache and the swap space; None = nowhere.
-        max_steps_in_flight, waits_for_tokens: as in `SchedulerSetup`.
+        max_steps_in_flight, waits_for_tokens, max_step_drafts: as in `SchedulerSetup`.
 
     Raises:
         ConfigError: a limit is missing, or the limits contradict each other.
@@ -91,6 +91,7 @@ class Scheduler:
         tier: KVTier | None = None,
         max_steps_in_flight: int = 1,
         waits_for_tokens: bool = False,
+        max_step_drafts: int | None = None,
     ) -> None:
         self._limits = make_limits(scheduler_config, max_model_len)
         self._costs = make_step_costs(self._limits.max_decode_slowdown, self._limits.max_step_s)
@@ -107,7 +108,7 @@ class Scheduler:
             self._limits = dataclasses.replace(self._limits, caps=(cap_at_checkpoints(self._kv), *self._limits.caps))
         self._table = RequestTable(self._limits.max_num_seqs, max_model_len)
         self._running = RunningRows(self._table)
-        self._drafts = Drafts(proposer, controller, self._table, self._kv)
+        self._drafts = Drafts(proposer, controller, self._table, self._kv, max_step_drafts)
         self._order = make_scheduling_policy(scheduler_config.scheduling_policy, self._table, self._kv)
         self.service = self._order.service  # what tenants were served; None = the policy shares nothing among them
         self._requests = UnfinishedRequests(clock)
@@ -116,11 +117,9 @@ class Scheduler:
         rules = AdmissionRules(
             enable_chunked_prefill=scheduler_config.enable_chunked_prefill,
             reserve_full_prompt=scheduler_config.reserve_full_prompt,
-            watermark_blocks=watermark,
-            more_watermark_blocks=tuple(more_watermarks),
-            caps=self._limits.caps,
-            gates=gates,
-        )
+            watermark_blocks=watermark, more_watermark_blocks=tuple(more_watermarks),
+            caps=self._limits.caps, gates=gates,
+        )  # fmt: skip
         mode, waiting = scheduler_config.preemption_mode, self._order.queue
         swapping = Swapping(mode, kv_cache_config, self._kv, self._table, self._running, waiting)
         self._tiers = KVTiers(self._kv, self._table, swapping, tier)

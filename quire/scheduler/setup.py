@@ -31,6 +31,7 @@ class SchedulerSetup:
         kv_cache: number and size of blocks.
         max_model_len: most tokens of a request, prompt and output.
         has_proposer: whether draft tokens are proposed.
+        max_step_drafts: most of them in a step; None = `core.drafts.most_drafts`.
         max_steps_in_flight: steps that may be scheduled before the first of them is taken in.
         waits_for_tokens: the worker does not have a token before its step is taken in.
     """
@@ -40,6 +41,7 @@ class SchedulerSetup:
     kv_cache: KVCacheConfig
     max_model_len: int
     has_proposer: bool = False
+    max_step_drafts: int | None = None
     max_steps_in_flight: int = 1
     waits_for_tokens: bool = False
 
@@ -68,7 +70,7 @@ def make_scheduler(
     assert setup.has_proposer == (proposer is not None), "a replay needs to know whether drafts were proposed"
     depth = setup.max_steps_in_flight
     more = {
-        "proposer": proposer, "controller": controller, "tier": tier,
+        "proposer": proposer, "controller": controller, "max_step_drafts": setup.max_step_drafts, "tier": tier,
         "max_steps_in_flight": depth if depth > 1 else None, "waits_for_tokens": setup.waits_for_tokens or None,
     }  # fmt: skip
     more = {name: value for name, value in more.items() if value is not None}  # a plugin need not know of the others

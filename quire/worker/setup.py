@@ -81,6 +81,7 @@ def make_setup(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.model.max_model_len,
         num_drafts=config.num_draft_tokens,
+        max_step_drafts=config.max_step_drafts,
     )
     return WorkerSetup(
         config=config,

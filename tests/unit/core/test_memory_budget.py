@@ -127,6 +127,7 @@ def test_drafts_have_rows_of_logits_of_their_own_as_far_as_a_step_verifies_them(
     assert dataclasses.replace(limits, num_drafts=5).max_num_logits == 300
     assert dataclasses.replace(limits, max_num_seqs=1, num_drafts=20).max_num_logits == 21
     assert dataclasses.replace(limits, max_num_batched_tokens=128, num_drafts=5).max_num_logits == 128
+    assert dataclasses.replace(limits, num_drafts=5, max_step_drafts=32).max_num_logits == 132
     arch = tiny_arch(vocab_size=50_000)
     assert estimate_workspace_bytes(arch, dataclasses.replace(LIMITS, num_drafts=4), 4) > estimate_workspace_bytes(
         arch, LIMITS, 4

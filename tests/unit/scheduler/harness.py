@@ -62,6 +62,7 @@ def make_setup(
     groups: Sequence[Group] = (FULL,),
     more_pools: Sequence[PoolSize] = (),
     checkpoint_interval: int = 0,
+    max_step_drafts: int | None = None,
     **scheduler_settings: Any,
 ) -> SchedulerSetup:
     return SchedulerSetup(
@@ -74,6 +75,7 @@ def make_setup(
         ),
         kv_cache=make_kv_cache_config(num_blocks, block_size, groups, num_swap_blocks, more_pools),
         max_model_len=max_model_len,
+        max_step_drafts=max_step_drafts,
         max_steps_in_flight=max_steps_in_flight,
         waits_for_tokens=waits_for_tokens,
     )

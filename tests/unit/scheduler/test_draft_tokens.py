@@ -314,13 +314,17 @@ def test_what_a_controller_takes_counts_for_steps_with_drafts_alone(most: int, s
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_a_step_has_no_more_drafts_than_memory_for_their_logits_is_planned(adaptive):
-    controller = All() if adaptive else None
-    more = {"max_num_seqs": 4, "budget": 1000, "max_model_len": 200, "num_blocks": 300, "controller": controller}
+@pytest.mark.parametrize("asked", [None, 7])
+def test_a_step_has_no_more_drafts_than_memory_for_their_logits_is_planned(adaptive: bool, asked: int | None):
+    more = {
+        "max_num_seqs": 4, "budget": 1000, "max_model_len": 200, "num_blocks": 300, "max_step_drafts": asked,
+        "controller": All() if adaptive else None,
+    }  # fmt: skip
     engine = Engine(make_scheduler(proposer=Guesses(50, 50), **more))
     engine.add(*(make_request(handle, max_tokens=150) for handle in range(4)))
     engine.run()
-    assert max(int(step.drafts.counts.sum()) for step in engine.scheduled if step.drafts is not None) == most_drafts(4)
+    most = max(int(step.drafts.counts.sum()) for step in engine.scheduled if step.drafts is not None)
+    assert most == most_drafts(4, asked) == (asked or 128)
 
 
 def test_a_step_that_a_prompt_fills_is_plain_for_the_controller():
