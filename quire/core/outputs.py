@@ -21,7 +21,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-class CompletionOutput(msgspec.Struct):
+class CompletionOutput(msgspec.Struct, eq=False):
     """One of a request's `n` answers.
 
     Attributes:
@@ -47,6 +47,17 @@ class CompletionOutput(msgspec.Struct):
     stop_reason: int | str | None = None
     error: str | None = None
     spec_decode_metrics: DraftStats | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """The same answer; what was drafted for it depends on what else was computed."""
+        if not isinstance(other, CompletionOutput):
+            return NotImplemented
+        return self._compared() == other._compared()
+
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
+
+    def _compared(self) -> tuple[Any, ...]:
+        return msgspec.structs.astuple(msgspec.structs.replace(self, spec_decode_metrics=None))
 
     def finished(self) -> bool:
         """True once the answer has ended."""
