@@ -24,11 +24,13 @@ from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.spec_decode.cost_table import MeasuredStep
 
-# Requests at once, as far as that many may run, and seconds since the start after which no step of these is measured.
+# Requests at once, as far as that many may run, and seconds since the start after which no step of these is measured,
+# but for the FEWEST of one request that say by how much drafts make a step longer.
 ROWS = {1: 0.07, 4: 0.12}
+FEWEST = 2
 # Drafts of each, in this order as often as there is time.
 DRAFTS = (0, 4, 1, 16, 0, 2, 8, 32)
-MOST_TURNS = 4
+MOST_TURNS = 2
 PROMPT_LEN = 8
 OUTPUT_LEN = 96  # room for all turns and the most drafts behind them
 
@@ -147,7 +149,7 @@ class _Measurement:
         found = list[MeasuredStep]()
         newest = self._step(0, found)  # the prompts
         for number in numbers * MOST_TURNS:
-            if newest is None or self._clock() >= end_s:
+            if newest is None or (self._clock() >= end_s and len(found) >= FEWEST):
                 break
             newest = self._step(number, found) or newest
         if newest is not None:
