@@ -28,6 +28,8 @@ NATIVE_MAX_HEAD_SIZE = 512
 SERVER_DECODE_SLOWDOWN = 2.0
 # A step reads them; with fewer, what a second node's bandwidth saves is less than four exchanges a layer take.
 MIN_WEIGHTS_OF_TWO_RANKS = 500_000_000
+# Few drafts in a step: one of a few requests has room for long ones, of many requests few gain, and logits take memory.
+SPECULATION = '{"method":"suffix","max_step_draft_tokens":32}'
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
 
@@ -373,6 +375,29 @@ def resolve_max_decode_slowdown(config: QuireConfig, context: ResolveContext) ->
     return _choose(config, "scheduler", "max_decode_slowdown", value, context.usage.value)
 
 
+def resolve_speculation(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
+    """Drafts from past text, where nothing was said of drafts and the bars of ADR 0080 were measured.
+
+    So not with other kernels (those of models that transformers computes among them), several processes for a step,
+    plugins that schedule, connectors, or attention to some blocks; nor where each draft takes memory for a state of
+    recurrent layers.
+    """
+    parallel = config.parallel
+    is_measured = (
+        config.device.attention_backend == "native_cpu"
+        and config.model.model_impl == "quire"
+        and parallel.distributed_executor_backend == "uni"
+        and not (parallel.data_parallel_size > 1 and parallel.enable_expert_parallel)
+        and not config.scheduler.has_plugin
+        and config.kv_transfer is None
+        and config.cache.sparse_attention_blocks is None
+        and not _arch(config).has_states
+    )
+    if config.speculative is not None or not is_measured:
+        return config, None
+    return _choose(config, "speculation", "speculative_config", SPECULATION, "what repeats is guessed; the same bytes")
+
+
 RULES: tuple[Rule, ...] = (
     resolve_device,
     resolve_names,
@@ -392,6 +417,7 @@ RULES: tuple[Rule, ...] = (
     resolve_num_state_checkpoints,
     resolve_max_num_batched_tokens,
     resolve_max_decode_slowdown,
+    resolve_speculation,
 )
 
 

@@ -102,7 +102,7 @@ METRICS_HEAD = """## Metrics
 Metrics of `/metrics`, in addition to `process_*` and `python_gc_*` of the server's own process. A histogram has
 `_bucket`, `_sum` and `_count`; what Prometheus' library adds is a `_created` time for each counter and histogram.
 `quire:model_*` and `quire:models_*` are those of a server of several models, in which every metric of an engine has the
-label `model_name`. `vllm:spec_decode_*` and `quire:spec_decode_*` are there where speculative decoding is configured,
+label `model_name`. `vllm:spec_decode_*` and `quire:spec_decode_*` are there where speculative decoding is not off,
 `quire:replicas_ready` where there are several replicas, and `quire:front_end*` where there are several front ends.
 """
 

@@ -1,6 +1,6 @@
 """DraftMetrics: what drafts come to, counted for Prometheus under vLLM's names, and what was decided about them.
 
-Made by `EngineMetrics` where speculation is configured; without it there are no such series, as in vLLM.
+Made by `EngineMetrics` where something drafts; without it there are no such series, as in vLLM.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from quire.config import QuireConfig
+from quire.config.speculative import OFF
+from quire.config.speculative_forms import SpeculationSettings
 from quire.engine.async_llm import AsyncLLM
 from quire.flight_recorder.reader import read_recording
 from quire.plan.live import LiveClient, Timing
@@ -32,12 +34,13 @@ BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 USERS = (2, 4, 8, 16, 32)
 PREFIX_SHARE, PREFIX_TOKENS = 0.25, 256
 SETTLE_S = 0.4
+NO_DRAFTS = SpeculationSettings(speculative_config=OFF)  # plans add those that they assume
 BURST_S = 2e-3
 """Requests that are sent so soon after each other came at once: the front end took in one after the other."""
 
 
 def calibrate(config: QuireConfig, seconds: float, note: Callable[[str], None] = lambda line: None) -> Calibration:
-    """Run an engine of this configuration under load for about `seconds`, and fit its costs.
+    """Run an engine of this configuration, without drafts, under load for about `seconds`, and fit its costs.
 
     Of several replicas each is under a load of its own, all at once, and the first is measured: what they take from
     each other of the machine's memory bandwidth is then in what steps cost.
@@ -49,7 +52,8 @@ def calibrate(config: QuireConfig, seconds: float, note: Callable[[str], None] =
         observability = dataclasses.replace(
             config.observability, flight_recorder=directory, flight_recorder_max_bytes=1 << 30
         )
-        engine = AsyncLLM.from_config(dataclasses.replace(config, observability=observability))
+        plain = dataclasses.replace(config, observability=observability, speculation=NO_DRAFTS)
+        engine = AsyncLLM.from_config(plain)
         try:
             num_replicas = engine.config.parallel.data_parallel_size
             clients = [LiveClient(engine, index if num_replicas > 1 else None) for index in range(num_replicas)]

@@ -15,7 +15,9 @@ from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from tests.e2e.tiny_model import write_tiny_model
 from tests.row_proposer import RowProposer
 
-SETTINGS: dict[str, Any] = {"max_model_len": 128, "num_threads": 1, "max_num_seqs": 8, "block_size": 16}
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 128, "num_threads": 1, "max_num_seqs": 8, "block_size": 16, "speculative_config": "off"
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0, "logprobs": 2},
     "seeded": {"temperature": 0.8, "top_p": 0.9, "top_k": 30, "logprobs": 0},

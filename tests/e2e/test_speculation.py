@@ -39,7 +39,7 @@ def answers(speculative_config: Any, model: str = "leaf") -> tuple[list[Any], in
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[list[Any], int]:
-    return answers(None)
+    return answers("off")
 
 
 @pytest.mark.parametrize("name", SPECULATIONS)
@@ -53,8 +53,13 @@ def test_the_controller_changes_no_byte(plain: tuple[list[Any], int]):
     assert answers(SPECULATIONS["suffix"])[0] == plain[0]
 
 
-def test_off_is_plain_decoding(plain: tuple[list[Any], int]):
-    assert answers("off")[0] == plain[0]
+def test_an_engine_without_settings_drafts_from_past_text_and_changes_no_byte(plain: tuple[list[Any], int]):
+    assert answers(None)[0] == plain[0]
+    for given, is_drafting in ((None, True), ("off", False)):
+        with LLM("leaf", **{**SETTINGS, "speculative_config": given}, disable_log_stats=False) as llm:
+            llm.generate(PROMPTS, SamplingParams(max_tokens=8), use_tqdm=False)
+            names = {metric.name for metric in llm.get_metrics()}
+        assert ("vllm:spec_decode_num_drafts" in names) == is_drafting
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_drafts_change_no_byte_of_a_gguf_file(gguf: str):
-    expected, num_steps = answers(None, gguf)
+    expected, num_steps = answers("off", gguf)
     for method in ({"method": "suffix"}, {"method": "draft_model", "model": gguf, "num_speculative_tokens": 3}):
         found, num_steps_with_drafts = answers({**method, "enable_adaptive_verification": False}, gguf)
         assert found == expected and num_steps_with_drafts < num_steps
@@ -71,4 +76,4 @@ def test_drafts_change_no_byte_of_a_gguf_file(gguf: str):
 
 def test_heads_for_a_gguf_file_are_refused_by_name(gguf: str):
     with pytest.raises(ConfigError, match="method eagle needs a target that Quire computes itself"):
-        LLM(gguf, **SETTINGS, speculative_config={"method": "eagle", "model": "leaf"})
+        LLM(gguf, **{**SETTINGS, "speculative_config": {"method": "eagle", "model": "leaf"}})

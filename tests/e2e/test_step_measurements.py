@@ -37,7 +37,7 @@ def answers(
 def test_steps_of_one_and_of_four_rows_are_measured_where_drafts_are_configured_and_no_answer_changes(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    plain, nothing = answers(monkeypatch, None, 0.0001)
+    plain, nothing = answers(monkeypatch, "off", 0.0001)
     assert not nothing
     for method, most in (("suffix", 16), ("eagle", 4)):
         drafting, [measured] = answers(monkeypatch, method, 0.0001)
@@ -47,8 +47,10 @@ def test_steps_of_one_and_of_four_rows_are_measured_where_drafts_are_configured_
         assert any(step.drafting_s for step in measured) == (method == "eagle")
 
 
-def test_a_model_with_long_steps_is_measured_in_a_few(monkeypatch: pytest.MonkeyPatch):
-    _, [measured] = answers(monkeypatch, "suffix", ROWS[1] / 8)
+@pytest.mark.parametrize("tick_s", [ROWS[1] / 8, ROWS[1]])
+def test_a_model_with_long_steps_is_measured_in_two(monkeypatch: pytest.MonkeyPatch, tick_s: float):
+    """Without the second one nothing would be known of what drafts cost."""
+    _, [measured] = answers(monkeypatch, "suffix", tick_s)
     assert [step[:2] for step in measured] == [(1, 0), (1, 4)]
 
 

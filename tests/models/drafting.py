@@ -22,7 +22,7 @@ from quire.worker.drafting.loading import DrafterSettings
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 256, "num_threads": 1, "max_num_seqs": 8, "block_size": 16, "num_gpu_blocks_override": 96,
-    "dtype": "float32",
+    "dtype": "float32", "speculative_config": {"method": "off", "enable_adaptive_verification": False},
 }  # fmt: skip
 
 

@@ -82,7 +82,10 @@ def drafting(proposer: Any) -> Iterator[None]:
     """Engines that are made meanwhile, in this process, get their drafts from `proposer`."""
 
     def make_drafting(setup: SchedulerSetup, **options: Any) -> Any:
-        return make_scheduler(dataclasses.replace(setup, has_proposer=True), **{**options, "proposer": proposer})
+        return make_scheduler(
+            dataclasses.replace(setup, has_proposer=True, max_step_drafts=None),
+            **{**options, "proposer": proposer, "controller": None},
+        )
 
     with mock.patch.object(core_factory, "make_scheduler", make_drafting):
         yield

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 # A machine that is busy compiles grammars slowly, and threads that wait for each other are slower than one.
 SETTINGS: dict[str, Any] = {
     "max_model_len": 512, "max_num_seqs": 24, "block_size": 16, "max_num_batched_tokens": 512, "num_threads": 1,
-    "structured_outputs_compile_timeout": 60.0,
+    "structured_outputs_compile_timeout": 60.0, "speculative_config": "off",
 }  # fmt: skip
 PREEMPTED, SWAPPED, ALONE = "preempted", "swapped", "alone"
 PLAIN = "room for all, then prefix hits"

@@ -93,6 +93,53 @@ def test_two_memory_nodes_have_a_rank_each_for_a_large_model(tmp_path):
     assert ranks(uneven)[3].startswith("two memory nodes, but of different sizes")
 
 
+NATIVE = {"kernel_tiers": {"avx2": None}}
+
+
+def test_past_text_is_drafted_from_where_nothing_is_said_of_drafts() -> None:
+    config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch(), **NATIVE)
+    speculative = config.speculative
+    assert speculative is not None and speculative.method == ("suffix",) and speculative.acceptance == "sampled"
+    assert (
+        speculative.enable_adaptive_verification and config.max_step_drafts == speculative.max_step_draft_tokens == 32
+    )
+    assert "speculative_config" in decided(decisions)
+    again, more = resolve(config, PLAIN_CPU, make_arch(), **NATIVE)
+    assert again == config and not more
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"attention_backend": "torch_reference"}, {"model_impl": "transformers"}, {"distributed_executor_backend": "mp"}, {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2}, {"scheduler_cls": "another"},
+        {"sparse_attention_blocks": 8, "block_size": 16},
+        {"kv_transfer_config": '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'},
+    ],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_nothing_is_drafted_unasked_where_that_was_not_measured(given: dict[str, object]) -> None:
+    platform = make_platform(num_cpus=4)
+    assert resolve(build_config(**given), platform, make_arch(), **NATIVE)[0].speculative is None
+    asked = resolve(build_config(speculative_config="off", **given), platform, make_arch(), **NATIVE)[0].speculative
+    assert asked is not None and asked.is_off
+
+
+def test_models_with_states_draft_nothing_unasked() -> None:
+    arch = make_arch()
+    layer = dataclasses.replace(arch.layers[0], short_conv=ShortConvArch(conv_size=3))
+    with_states = dataclasses.replace(arch, layers=(layer,))
+    assert with_states.has_states
+    assert resolve(QuireConfig(), PLAIN_CPU, with_states, **NATIVE)[0].speculative is None
+
+
+def test_what_was_said_of_drafts_is_kept() -> None:
+    for said in ({"speculative_config": "off"}, {"spec_method": "ngram"}, {"spec_tokens": 3, "spec_method": "suffix"}):
+        config = build_config(**said)
+        resolved, decisions = resolve(config, PLAIN_CPU, make_arch(), **NATIVE)
+        assert resolved.speculative == config.speculative and "speculative_config" not in decided(decisions)
+
+
 def test_resolving_twice_decides_nothing_more() -> None:
     config, _ = resolve(QuireConfig(), PLAIN_CPU, make_arch())
     again, decisions = resolve(config, PLAIN_CPU, make_arch())
