@@ -106,6 +106,7 @@ class Arms:
                 "block_size": BLOCK_SIZE,
                 "skip_tokenizer_init": True,
                 "dtype": "bfloat16",
+                "speculative_config": "off",
             }
             self._engines[key] = LLM(self.model, **{**common, **settings})
         return self._engines[key]

@@ -75,7 +75,7 @@ def main() -> None:
 
     settings = {
         "load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": args.max_num_seqs, "max_model_len": 4096,
-        "kv_cache_memory_bytes": args.cache_mib << 20, "disable_log_stats": False,
+        "kv_cache_memory_bytes": args.cache_mib << 20, "disable_log_stats": False, "speculative_config": "off",
     }  # fmt: skip
     rows, prompt = [], words(args.system_tokens)
     with tempfile.TemporaryDirectory() as directory:

@@ -159,7 +159,7 @@ def peak_rss_gib() -> float:
 def make_llm(args: argparse.Namespace, **defaults: Any) -> LLM:
     """The engine; settings that were not given have these defaults, or their own."""
     kv_cache_bytes = int(args.kv_cache_gib * 2**30)
-    settings = {**defaults, **settings_of(args)}
+    settings = {"speculative_config": "off", **defaults, **settings_of(args)}  # peers have none, either
     return LLM(str(args.model), enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes, **settings)
 
 

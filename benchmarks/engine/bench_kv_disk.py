@@ -31,7 +31,7 @@ STORED_WITHIN_S = 120.0
 def make_llm(args: argparse.Namespace, **settings: Any) -> LLM:
     return LLM(
         args.model, load_format=args.load_format, skip_tokenizer_init=True, max_model_len=args.prompt_len + 64,
-        **settings,
+        speculative_config="off", **settings,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--attention-backend", default="auto", help="as the setting of that name")
     args = parser.parse_args()
-    llm = LLM("leaf", attention_backend=args.attention_backend)
+    llm = LLM("leaf", attention_backend=args.attention_backend, speculative_config="off")
     vocab_size = len(llm.get_tokenizer())
     rng = random.Random(0)
     tokens_per_second(llm, rng, vocab_size, 4, 8)

@@ -46,6 +46,7 @@ def measure(model: Path, args: argparse.Namespace, *, slowdown: float, latency_m
         str(model), load_format="dummy", skip_tokenizer_init=True, max_num_seqs=args.decoders + 1,
         max_model_len=args.prompt_len + 4096, max_num_batched_tokens=args.max_num_batched_tokens,
         max_decode_slowdown=slowdown, max_inter_token_latency_ms=latency_ms, enable_prefix_caching=False,
+        speculative_config="off",
     )  # fmt: skip
     with llm:
         engine = llm.llm_engine

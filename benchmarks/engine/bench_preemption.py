@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace, kind: str, num_tokens: int) -> dict[str, o
             args.model, max_num_seqs=1, scheduling_policy="priority", preemption_mode=mode,
             swap_space=0 if mode == "recompute" else args.swap_space, enable_prefix_caching=KINDS[kind],
             max_model_len=num_tokens + rounds + 64, kv_cache_memory_bytes=args.kv_cache_bytes, dtype=args.dtype,
-            disable_log_stats=True,
+            disable_log_stats=True, speculative_config="off",
         )  # fmt: skip
         runners[mode] = Runner(llm)
         runners[mode].begin(context, rounds + 32)

@@ -36,7 +36,10 @@ def main() -> None:
     answers: dict[int, Any] = {}
     for _ in range(args.rounds):
         for name, settings in SETTINGS.items():
-            common = {"quantization": args.quantization, "max_model_len": 512, "enable_prefix_caching": False}
+            common = {
+                "quantization": args.quantization, "max_model_len": 512, "enable_prefix_caching": False,
+                "speculative_config": "off",
+            }  # fmt: skip
             with LLM(args.model, max_num_seqs=max(sizes), **common, **settings) as llm:
                 for size in sizes:
                     prompts = [

@@ -27,7 +27,10 @@ MAX_PROMPT = 64
 def make_llm(model: str, recorder: Path | None) -> LLM:
     """An engine with room for the requests; recorded when there is a directory."""
     directory = None if recorder is None else str(recorder)
-    return LLM(model, flight_recorder=directory, enable_prefix_caching=True, gpu_memory_utilization=0.3)
+    return LLM(
+        model, flight_recorder=directory, enable_prefix_caching=True, gpu_memory_utilization=0.3,
+        speculative_config="off",
+    )  # fmt: skip
 
 
 def run_once(llm: LLM, num_reqs: int, output_len: int, rng: random.Random) -> tuple[float, float, int]:

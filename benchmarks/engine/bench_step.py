@@ -123,7 +123,10 @@ def make_llm(args: argparse.Namespace, sections: Sections, num_seqs: int) -> LLM
         (model_runner.ModelRunner, "execute_model", "runner"),
     ):
         sections.wrap_method(owner, attribute, name)
-    settings = {"num_threads": args.num_threads, "quantization": args.quantization, "max_num_seqs": num_seqs}
+    settings = {
+        "num_threads": args.num_threads, "quantization": args.quantization, "max_num_seqs": num_seqs,
+        "speculative_config": "off",
+    }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     llm = LLM(args.model, enable_prefix_caching=False, kv_cache_memory_bytes=int(args.kv_cache_gib * 2**30), **given)
     engine = llm.llm_engine

@@ -41,7 +41,10 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--blocks", type=int, nargs="*", default=[3, 4, 6, 8, 12, 16, 24])
     args = parser.parse_args()
-    settings = {"block_size": BLOCK_SIZE, "max_model_len": args.tokens + 8, "gpu_memory_utilization": 0.3}
+    settings = {
+        "block_size": BLOCK_SIZE, "max_model_len": args.tokens + 8, "gpu_memory_utilization": 0.3,
+        "speculative_config": "off",
+    }  # fmt: skip
     rng = random.Random(0)
     with LLM(args.model, **settings) as llm:
         params = [

@@ -124,7 +124,8 @@ def by_llama_cpp(tools: Path, model: Path, text: str, num_threads: int) -> tuple
 def by_quire(model: Path, texts: list[list[int]], **settings: Any) -> list[Logits]:
     """The logits after each token of each text: of the requests whose prompts are the text's beginnings."""
     found = []
-    with LLM(str(model), max_num_seqs=16, max_model_len=MAX_TOKENS, logits_processors=[Recorder], **settings) as llm:
+    settings = {"max_num_seqs": 16, "max_model_len": MAX_TOKENS, "speculative_config": "off", **settings}
+    with LLM(str(model), logits_processors=[Recorder], **settings) as llm:
         for tokens in texts:
             Recorder.found = {}
             ends = range(len(tokens))

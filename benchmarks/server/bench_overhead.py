@@ -140,7 +140,7 @@ def start_server(model: str, flags: list[str], quire: str | None = None) -> tupl
     """The server, its port, and the process id of its engine core. `quire`: another tree's program."""
     # From its own tree: `python -m` and children of old trees take modules from the current directory.
     start, folder = ([quire], str(Path(quire).parent)) if quire else ([sys.executable, "-m", "quire"], None)
-    command = [*start, "serve", model, "--port", "0", "--disable-access-log", *flags]
+    command = [*start, "serve", model, "--port", "0", "--disable-access-log", "--speculative-config", "off", *flags]
     server = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert server.stdout is not None
     log = ""

@@ -145,7 +145,7 @@ def bench(
     model: str, seconds: float, calibrate_s: float, out: Path | None, num_traces: int, repeats: int
 ) -> dict[str, Any]:
     start = time.monotonic()
-    config = build_config(model=model)
+    config = build_config(model=model, speculative_config="off")
     calibration = calibrate(config, calibrate_s, lambda line: print(f"  {line}", flush=True))
     if out is not None:
         save_calibration(calibration, out)

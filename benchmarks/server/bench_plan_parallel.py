@@ -127,7 +127,7 @@ def rate_of(results: Results) -> float:
 
 def serve(model: str, deployment: Deployment, loads: list[list[SimRequest]]) -> list[float]:
     """Output tokens per second of each load."""
-    engine = AsyncLLM.from_config(build_config(model=model, **deployment.settings))
+    engine = AsyncLLM.from_config(build_config(model=model, speculative_config="off", **deployment.settings))
 
     async def run() -> list[float]:
         client = LiveClient(engine)
