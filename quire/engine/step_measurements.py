@@ -25,7 +25,7 @@ from quire.scheduler.setup import SchedulerSetup, make_scheduler
 from quire.spec_decode.cost_table import MeasuredStep
 
 # Requests at once, as far as that many may run, and seconds since the start after which no step of these is measured,
-# but for the FEWEST of one request that say by how much drafts make a step longer.
+# but for the FEWEST that say by how much drafts make a step longer.
 ROWS = {1: 0.07, 4: 0.12}
 FEWEST = 2
 # Drafts of each, in this order as often as there is time.
