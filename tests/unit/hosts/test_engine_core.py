@@ -46,7 +46,8 @@ def front() -> Iterator[FrontEnds]:
 def end_by_a_signal(front: FrontEnds) -> None:
     """What runs ends with reason abort, and the process without an error."""
     front.add("last of all", PROMPT, max_tokens=1900, **LONG)
-    front.take(front.outputs[0])
+    while all(output[0] != "last of all" for output in front.take(front.outputs[0])[0][1]):
+        pass  # figures of earlier steps may still be on their way
     front.process.send_signal(signal.SIGTERM)
     assert front.outputs_of("last of all")["last of all"][-1][5] == 2
     _, log = front.process.communicate(timeout=60)
