@@ -29,7 +29,8 @@ SERVER_DECODE_SLOWDOWN = 2.0
 # A step reads them; with fewer, what a second node's bandwidth saves is less than four exchanges a layer take.
 MIN_WEIGHTS_OF_TWO_RANKS = 500_000_000
 # Few drafts in a step: one of a few requests has room for long ones, of many requests few gain, and logits take memory.
-SPECULATION = '{"method":"suffix","max_step_draft_tokens":32}'
+# And none from past answers: how long a request takes does not depend on what others have written.
+SPECULATION = '{"method":"suffix","max_step_draft_tokens":32,"suffix_decoding_max_cached_requests":0}'
 KEEP_DTYPE = ("float16", "bfloat16", "float32")
 
 
@@ -376,7 +377,7 @@ def resolve_max_decode_slowdown(config: QuireConfig, context: ResolveContext) ->
 
 
 def resolve_speculation(config: QuireConfig, context: ResolveContext) -> tuple[QuireConfig, Decision | None]:
-    """Drafts from past text, where nothing was said of drafts and the bars of ADR 0080 were measured.
+    """Drafts from a request's own text, where nothing was said of drafts and the bars of ADR 0080 were measured.
 
     So not with other kernels (those of models that transformers computes among them), several processes for a step,
     plugins that schedule, connectors, or attention to some blocks; nor where each draft takes memory for a state of

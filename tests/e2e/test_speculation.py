@@ -53,7 +53,7 @@ def test_the_controller_changes_no_byte(plain: tuple[list[Any], int]):
     assert answers(SPECULATIONS["suffix"])[0] == plain[0]
 
 
-def test_an_engine_without_settings_drafts_from_past_text_and_changes_no_byte(plain: tuple[list[Any], int]):
+def test_an_engine_without_settings_drafts_and_changes_no_byte(plain: tuple[list[Any], int]):
     assert answers(None)[0] == plain[0]
     for given, is_drafting in ((None, True), ("off", False)):
         with LLM("leaf", **{**SETTINGS, "speculative_config": given}, disable_log_stats=False) as llm:

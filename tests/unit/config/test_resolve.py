@@ -96,13 +96,14 @@ def test_two_memory_nodes_have_a_rank_each_for_a_large_model(tmp_path):
 NATIVE = {"kernel_tiers": {"avx2": None}}
 
 
-def test_past_text_is_drafted_from_where_nothing_is_said_of_drafts() -> None:
+def test_a_request_is_drafted_for_from_its_own_text_where_nothing_is_said_of_drafts() -> None:
     config, decisions = resolve(QuireConfig(), PLAIN_CPU, make_arch(), **NATIVE)
     speculative = config.speculative
     assert speculative is not None and speculative.method == ("suffix",) and speculative.acceptance == "sampled"
     assert (
         speculative.enable_adaptive_verification and config.max_step_drafts == speculative.max_step_draft_tokens == 32
     )
+    assert speculative.suffix_decoding_max_cached_requests == 0, "what others wrote changes nothing"
     assert "speculative_config" in decided(decisions)
     again, more = resolve(config, PLAIN_CPU, make_arch(), **NATIVE)
     assert again == config and not more
@@ -111,7 +112,8 @@ def test_past_text_is_drafted_from_where_nothing_is_said_of_drafts() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"attention_backend": "torch_reference"}, {"model_impl": "transformers"}, {"distributed_executor_backend": "mp"}, {"tensor_parallel_size": 2},
+        {"attention_backend": "torch_reference"}, {"model_impl": "transformers"}, {"tensor_parallel_size": 2},
+        {"distributed_executor_backend": "mp"},
         {"pipeline_parallel_size": 2}, {"scheduler_cls": "another"},
         {"sparse_attention_blocks": 8, "block_size": 16},
         {"kv_transfer_config": '{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}'},
