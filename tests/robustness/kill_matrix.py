@@ -36,7 +36,7 @@ BASE = ("--disable-access-log", "--data-parallel-size", "2", "--max-restarts", "
 SCARCE = (
     "--swap-space", "0.05", "--preemption-mode", "swap", "--num-gpu-blocks-override", "24", "--max-model-len", "320",
 )  # fmt: skip
-NO_DRAFTS = ("--speculative-config", "off")  # an answer that was given before would end before the kill
+NO_DRAFTS = ("--speculative-config", "off")  # an answer that repeats itself would end before the kill
 DRAFTS = ("--speculative-config", '{"method": "suffix"}')
 MODEL_DRAFTS = ("--speculative-config", '{"method": "eagle", "enable_adaptive_verification": false}')
 SCHEMA = {
