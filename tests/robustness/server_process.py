@@ -40,6 +40,8 @@ class ServerProcess:
         self._log_path, self._temporary = root / "log", root / "t"
         self._temporary.mkdir()
         named = [] if model is None else [model]
+        if model is not None and not any(flag.startswith("--spec") for flag in flags):
+            named += ["--speculative-config", "off"]  # streams that are to be disturbed must last
         command = [sys.executable, "-m", "quire", "serve", *named, "--port", "0", "--num-threads", "1", *flags]
         with self._log_path.open("w") as log:
             self._process = subprocess.Popen(
