@@ -54,8 +54,6 @@ class CompletionOutput(msgspec.Struct, eq=False):
             return NotImplemented
         return self._compared() == other._compared()
 
-    __hash__ = None  # type: ignore[assignment]  # it is mutable
-
     def _compared(self) -> tuple[Any, ...]:
         return msgspec.structs.astuple(msgspec.structs.replace(self, spec_decode_metrics=None))
 

@@ -36,7 +36,6 @@ BASE = ("--disable-access-log", "--data-parallel-size", "2", "--max-restarts", "
 SCARCE = (
     "--swap-space", "0.05", "--preemption-mode", "swap", "--num-gpu-blocks-override", "24", "--max-model-len", "320",
 )  # fmt: skip
-NO_DRAFTS = ("--speculative-config", "off")  # an answer that repeats itself would end before the kill
 DRAFTS = ("--speculative-config", '{"method": "suffix"}')
 MODEL_DRAFTS = ("--speculative-config", '{"method": "eagle", "enable_adaptive_verification": false}')
 SCHEMA = {
@@ -156,8 +155,8 @@ def repetitive(seed: int) -> list[Request]:
 
 MOMENTS = {
     "prefill": Moment((), long_prompts),
-    "decode": Moment(NO_DRAFTS, plain, share=0.33),
-    "structured": Moment(NO_DRAFTS, structured, share=0.33),
+    "decode": Moment((), plain, share=0.33),
+    "structured": Moment((), structured, share=0.33),
     "swapped": Moment(SCARCE, crowded, metric="quire:num_requests_swapped"),
     "mid-speculation": Moment(DRAFTS, repetitive, metric="vllm:spec_decode_num_draft_tokens_total"),
     "a model drafts": Moment(MODEL_DRAFTS, repetitive, metric="vllm:spec_decode_num_draft_tokens_total"),

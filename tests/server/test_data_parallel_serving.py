@@ -22,7 +22,7 @@ from tests.server.test_safety import bearer
 def test_two_replicas_say_the_same_when_one_is_killed_and_metrics_have_both():
     """A small version of `make test-kill-matrix`."""
     tally = kill_matrix.Tally()
-    with ServerProcess(*kill_matrix.BASE, *kill_matrix.NO_DRAFTS) as server:
+    with ServerProcess(*kill_matrix.BASE) as server:
         assert len(children_of(server.pid)) == 2
         usual = asyncio.run(undisturbed(server, kill_matrix.MOMENTS["structured"].requests(0)))
         asyncio.run(kill_matrix.play(server, "core", "structured", usual, tally, 1))
